@@ -74,6 +74,7 @@ class Mechanism:
         None for a run that was not extended.
 
     Raises:
+      MemoryError: If the machine has too little for the C that guarantees are proved of.
       TypeError: If an attribute is of another type.
       ValueError: If the noise multiplier is negative or not finite; if the scheme is for another
         number of rounds or fewer bands than the factorization has; or if the mechanism does not
@@ -104,6 +105,7 @@ class Mechanism:
 
     def __post_init__(self) -> None:
         Factorization.check_own(self.factorization)
+        self.factorization.check_memory()
         multiplier = numbers.non_negative_number(self.noise_multiplier, "noise_multiplier")
         object.__setattr__(self, "noise_multiplier", multiplier)
         if isinstance(self.participation, SamplingScheme):

@@ -37,7 +37,8 @@ _Made = TypeVar("_Made", bound="Factorization")
 # If there are fewer rounds for each band than the first number, and at most the second number of
 # rounds, inverting the dense matrix is faster than blocks.
 _ROUNDS_PER_BAND, _MOST_ROUNDS_OF_AN_INVERSE = 4, 8192
-# The number of (n, n) arrays in memory while columns of a full matrix are computed.
+# The number of (n, n) arrays in memory while columns of a full matrix are computed, and while the
+# kernel computes C from dense rows of noise.
 _ARRAYS_OF_COLUMNS = 6
 # The most steps of Z by which roundings may move a number. Accounting charges for them; more would
 # take half of the noise.
@@ -115,6 +116,7 @@ class Factorization(abc.ABC):
         error is the total error, unless the parameter ``error`` names another.
       parameters: The arguments with which the factorization was made, for reports and checkpoints.
       can_extend: Whether the factorization can be extended to more rounds.
+      has_dense_rows: Whether the kernel computes C from the rows of noise as an (n, n) array.
       reason: The reason why it cannot be extended, as the end of a sentence.
 
     Example:
@@ -129,6 +131,7 @@ class Factorization(abc.ABC):
 
     mechanism = ""
     can_extend: ClassVar[bool] = False
+    has_dense_rows: ClassVar[bool] = False
     reason: ClassVar[str] = "its class says of no further rounds how they would follow"
 
     num_rounds: int = dataclasses.field(init=False)
@@ -357,6 +360,19 @@ class Factorization(abc.ABC):
         if scheme.has_groups:
             return None
         return StrategyColumns.of(self.noise_recursion(), self.num_rounds)
+
+    def check_memory(self) -> None:
+        """Checks that there is memory for a guarantee, before any of it is used.
+
+        Raises:
+          MemoryError: If there is too little for the C that the kernel computes.
+        """
+        if self.has_dense_rows:
+            inputs.check_memory(
+                _ARRAYS_OF_COLUMNS * 8 * self.num_rounds**2,
+                f"the strategy matrix of {self.num_rounds} rounds",
+                "use fewer rounds, or a factorization that is banded, Toeplitz or a BLT",
+            )
 
     def check_scheme(self, scheme: SamplingScheme) -> None:
         """Checks that C has a scheme's number of rounds, and at most its number of bands.

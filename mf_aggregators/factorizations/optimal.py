@@ -130,6 +130,7 @@ class DenseFactorization(Factorization):
     """
 
     mechanism = "optimal"
+    has_dense_rows = True
     reason = "its rows are optimised together, and those of the first rounds would be others"
 
     matrix: FloatArray

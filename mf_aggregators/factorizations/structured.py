@@ -47,6 +47,7 @@ class StructuredFactorization(Factorization):
     """
 
     mechanism = "structured"
+    has_dense_rows = True
     reason = "it approximates a matrix for one number of rounds"
 
     diagonals: FloatArray

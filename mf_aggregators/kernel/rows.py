@@ -916,23 +916,23 @@ def _of_transition(rows: NoiseRecursion, num_rounds: int) -> tuple[Strategy, flo
         # Memory is taken only once it is used.
         np.empty((_DENSE_MATRICES, num_rounds, num_rounds))
     except MemoryError:
-        raise NotProved(f"no memory for the strategy matrix of {num_rounds} rounds.") from None
+        advice = "use fewer rounds, or a matrix that is banded, Toeplitz or a BLT"
+        raise NotProved(f"no memory for C of {num_rounds} rounds: {advice}.") from None
     unit: Any = rows.normalised
-    diagonal, one = rows.diagonal[:num_rounds], np.diag_indices(num_rounds)
-    vectors = rows.num_state_vectors
+    diagonal, vectors = rows.diagonal[:num_rounds], rows.num_state_vectors
 
     def weights(of: NoiseRecursion) -> FloatArray:
         return of.transition(0, num_rounds)[:num_rounds, vectors:]
 
     matrix = weights(unit)
-    matrix[one] = 1.0
+    np.fill_diagonal(matrix, 1.0)
     sizes = np.abs(matrix)
     if vectors:
         # Sums of the magnitudes of the terms of each entry.
         arrays = {name: np.abs(each) for name, each in vars(unit).items() if np.ndim(each)}
         magnitudes: Any = dataclasses.replace(unit, **arrays)
         sizes = weights(magnitudes)
-        sizes[one] = magnitudes.diagonal[:num_rounds]
+        np.fill_diagonal(sizes, magnitudes.diagonal[:num_rounds])
     if rows.draws_earlier_rows_of_z:
         matrix *= diagonal[:, np.newaxis]
         sizes *= np.abs(diagonal)[:, np.newaxis]

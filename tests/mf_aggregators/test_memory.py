@@ -7,8 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+import mf_aggregators as mfa
 from mf_aggregators import checkpoints, factorizations, inputs, workloads
+from mf_aggregators.kernel import rows
+from mf_aggregators.kernel.numbers import NotProved
 from mf_aggregators.participation import MinSeparation
+from tests.refusals import refuses
 
 _AVAILABLE = 2e9
 _MAKERS: dict[str, Callable[[int], Any]] = {
@@ -54,6 +58,32 @@ def test_dense_matrices_are_refused() -> None:
         factorizations.structured(factorizations.identity(20_000), 4, 2)
 
 
+def _structured(num_rounds: int) -> factorizations.Factorization:
+    """A structured matrix: its arrays are small, and its C is not."""
+    arrays = np.ones((num_rounds, 1)), *2 * (np.zeros((num_rounds, 1)),)
+    few = factorizations.structured(factorizations.identity(4), 1, 1)
+    contents = dict(zip(few.arrays(), arrays, strict=True))
+    return type(few).from_arrays(num_rounds, contents, participation=None, optimality_gap=None)
+
+
+@pytest.mark.usefixtures("_two_gigabytes")
+def test_mechanisms_are_refused_whose_matrix_the_kernel_has_no_memory_for() -> None:
+    large = _structured(20_000)
+
+    def make() -> None:
+        with refuses("19.2 GB", "2 GB", "Toeplitz", error=MemoryError):
+            mfa.Mechanism(large, MinSeparation(4), 1.0)
+
+    assert _peak(make) < 1e6
+
+
+def test_the_kernel_says_what_to_do_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs, "_available_bytes", lambda: 256e6)
+    recursion = _structured(4000).noise_recursion()
+    with inputs.limited_memory(), refuses("4000 rounds", "fewer", "BLT", error=NotProved):
+        rows.strategy_of(recursion, 4000)
+
+
 def _peak(make: Callable[[], object]) -> int:
     tracemalloc.start()
     try:
@@ -73,6 +103,7 @@ def test_no_estimate_is_above_what_is_needed(
     )
     prefix_sum = workloads.prefix_sum
     few, many = 150, 20_000
+    known = factorizations.from_matrix(prefix_sum(few))
 
     def saved(factorization: factorizations.Factorization) -> None:
         checkpoints.save(factorization, tmp_path_factory.mktemp("saved") / "checkpoint")
@@ -90,6 +121,7 @@ def test_no_estimate_is_above_what_is_needed(
             prefix_sum(few), 4, participation=MinSeparation(4), relative_gap=0.1
         ),
         "structured": lambda: factorizations.structured(factorizations.identity(few), 4, 2),
+        "guarantee": lambda: mfa.Mechanism(known, MinSeparation(4), 1.0).guarantee(1e-6),
     }
     for name, make in cases.items():
         estimates.clear()
