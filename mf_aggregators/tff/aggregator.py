@@ -58,6 +58,7 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         query = self._query(specs, is_recorded=True, record_dtype=dtype)
         graph_check.check(query)
         mean = _MeanQuery(query, self._options, specs)
+        graph_check.check_states(mean, "_numerator", specs)
         record_sums = _RecordSums(sums.bits if sums.is_secure else None)
         process = tff.aggregators.DifferentiallyPrivateFactory(mean, record_sums).create(value_type)
         return _measured(process, mean, self._options)

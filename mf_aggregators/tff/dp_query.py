@@ -404,7 +404,7 @@ class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
           TypeError: If a tensor is not floating point.
           ValueError: If a shape is not known, or the noise is for other tensors.
         """
-        self._structure, self._specs = specs, _checked_specs(specs)
+        self.structure, self._specs = specs, _checked_specs(specs)
         if parts.noise.specs != self._specs:
             raise ValueError("noise must be made for the tensors of the query.")
         self.parts, self.release, self.record_dtype = parts, parts.release, record_dtype
@@ -450,8 +450,8 @@ class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
         Raises:
           ValueError: If it has other tensors or names than the records of the query.
         """
-        template = self._structure if template is None else template
-        _check_leaves(template, self._structure)
+        template = self.structure if template is None else template
+        _check_leaves(template, self.structure)
         zeros = [tf.zeros(spec.shape, tf.int64) for spec in self._specs]
         zero = tf.zeros([], tf.int64)
         return SampleState(tf.nest.pack_sequence_as(template, zeros), zero, zero)
@@ -469,7 +469,7 @@ class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
             would broadcast a smaller one, beyond the clip norm.
         """
         steps_per_clip_norm = self.release.sums.steps_per_clip_norm
-        steps = _clip_to_grid(_tensors_of(record, self._structure), params, steps_per_clip_norm)
+        steps = _clip_to_grid(_tensors_of(record, self.structure), params, steps_per_clip_norm)
         steps = tf.nest.map_structure(lambda each: tf.cast(each, self.record_dtype), steps)
         least = tf.constant(-steps_per_clip_norm, tf.int64)
         return SampleState(steps, tf.ones([], tf.int64), least)
@@ -568,7 +568,7 @@ class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
                     f"sums of records must be of int64, found {total.dtype.name}: add records up "
                     "with a sum that keeps integers, such as tff.aggregators.SumFactory."
                 )
-        _check_leaves(sample_state.steps, self._structure)
+        _check_leaves(sample_state.steps, self.structure)
         largest_cohort = self.release.sums.largest_cohort
         are_few = tf.debugging.assert_less_equal(
             sample_state.num_records,
@@ -774,7 +774,7 @@ class AdaptiveClipSumQuery(tfp.SumAggregationDPQuery):
         """
         assert options.rule is not None
         assert options.split is not None
-        self.mechanism, self._structure = mechanism, specs
+        self.mechanism, self.structure = mechanism, specs
         self._specs = _checked_specs(specs)
         self._clip, self._split, self._metrics = options.rule, options.split, options.metrics
         self._clients = options.clients_per_round
@@ -804,16 +804,16 @@ class AdaptiveClipSumQuery(tfp.SumAggregationDPQuery):
     def initial_sample_state(self, template: Any = None) -> SampleState:
         """Returns the sum of no vectors; see MatrixFactorizationSumQuery."""
         if template is None:
-            template = self._structure
+            template = self.structure
         elif self._metrics is not None:
             template = template["update"]
-        further = _vector_specs(self._structure, self._metrics)[1:]
+        further = _vector_specs(self.structure, self._metrics)[1:]
         return self.mechanism.initial_sample_state((template, *further))
 
     def preprocess_record(self, params: _AdaptiveParams, record: Any) -> SampleState:
         """Returns a client's vector, in steps: clipped record, weighted indicator and metrics."""
         update = record if self._metrics is None else record["update"]
-        tensors = _tensors_of(update, self._structure)
+        tensors = _tensors_of(update, self.structure)
         clipped, indicator = _clip_with_indicator(tensors, params.clip_norm)
         vector: tuple[Any, ...] = (clipped, indicator * self._split.indicator_weight)
         if self._metrics is not None:

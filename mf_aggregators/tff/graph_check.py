@@ -16,6 +16,7 @@ that are added up in another order round another number, with probability 1e-6 a
 """
 
 import contextlib
+import copy
 import dataclasses
 import itertools
 import os
@@ -32,13 +33,14 @@ from mf_aggregators.kernel.draws import STANDARD_DEVIATION, TILE
 from mf_aggregators.kernel.integers import Segment
 from mf_aggregators.kernel.numbers import IntArray, NotProved, RealArray
 from mf_aggregators.kernel.release import RowsInFiles
-from mf_aggregators.tff import tensor_rows
+from mf_aggregators.tff import processes, tensor_rows
 from mf_aggregators.tff.dp_query import (
     AdaptiveClipSumQuery,
     MatrixFactorizationSumQuery,
     NoiseParts,
     SampleState,
 )
+from mf_aggregators.tff.processes import NoiseState
 from mf_aggregators.tff.release_record import ReleaseRecord
 from mf_aggregators.tff.rows_on_disk import RowsOnDisk
 
@@ -69,6 +71,8 @@ def check(query: MatrixFactorizationSumQuery | AdaptiveClipSumQuery) -> None:
     parts = mechanism.parts
     if not mechanism.has_fixed_seed:
         _check_starts(mechanism)
+    if isinstance(query, AdaptiveClipSumQuery):
+        check_states(query, "mechanism", mechanism.structure)
     # Equal graphs are compared once in a process. The digest binds all numbers that graphs have.
     graphs = (
         *(parts.release.digest, parts.noise.specs, is_scaled),
@@ -85,6 +89,54 @@ def check(query: MatrixFactorizationSumQuery | AdaptiveClipSumQuery) -> None:
         f"TensorFlow's graph and the kernel, which guarantees are about, differ in {found}: "
         "nothing can be released with this installation."
     )
+
+
+class _Inside:
+    """Stands for the query inside another one, and remembers what it was given."""
+
+    def __init__(self, query: Any) -> None:
+        self._query, generator = query, np.random.default_rng()
+        self.before, self.after = (
+            NoiseState._make([*map(tf.constant, numbers), (tf.constant(generator.normal(size=2)),)])
+            for numbers in generator.integers(1, 2**40, (2, 5, 2))
+        )
+        self.given: tuple[Any, ...] = ()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._query, name)
+
+    def initial_global_state(self) -> NoiseState:
+        """Returns a drawn state."""
+        return self.before
+
+    def scaled_result(self, sample: SampleState, state: Any, scales: Any = ()) -> tuple[Any, Any]:
+        """Returns the sums of the sample, and a drawn state."""
+        self.given = (sample, state)
+        floats = tf.nest.map_structure(lambda each: tf.cast(each, tf.float64), sample.steps)
+        return floats, self.after
+
+    def get_noised_result(self, sample: SampleState, state: Any) -> tuple[Any, Any, None]:
+        """Returns the same."""
+        return (*self.scaled_result(sample, state), None)
+
+
+def check_states(query: Any, name: str, specs: Any) -> None:
+    """Raises NotProved if a query alters sums or noise states of the query inside it.
+
+    Args:
+      query: The query, whose round is run on drawn numbers.
+      name: The attribute that holds the query inside.
+      specs: The structure of the sums of the query inside.
+    """
+    outside, inside = copy.copy(query), _Inside(getattr(query, name))
+    setattr(outside, name, inside)
+    numbers = [tf.constant(each) for each in np.random.default_rng().integers(1, 2**30, 2)]
+    sample = SampleState(tf.nest.map_structure(lambda _: numbers[0], specs), *numbers)
+    _, after, *_ = outside.get_noised_result(sample, outside.initial_global_state())
+    found = *inside.given, *processes.states_in(after)
+    expected = sample, inside.before, inside.after
+    if not _same(tf.nest.flatten(found), tf.nest.flatten(expected)):
+        raise NotProved("a query alters the noise state of the query inside it.")
 
 
 def _check_starts(query: MatrixFactorizationSumQuery) -> None:
@@ -231,8 +283,9 @@ class _Rounds:
         return MatrixFactorizationSumQuery(parts, noise.specs)
 
     def _result(self, state: Any, sample: SampleState, scale: tf.Tensor, tiles: tf.Tensor) -> Any:
-        scales = [scale if self._is_scaled else 1.0] * len(self._noise.specs)
-        return self._query(tiles).scaled_result(sample, state, scales)
+        if not self._is_scaled:
+            return self._query(tiles).get_noised_result(sample, state)[:2]
+        return self._query(tiles).scaled_result(sample, state, [scale] * len(self._noise.specs))
 
     def differences(self, rounds: Sequence[int]) -> Iterator[str]:
         """Yields differences from the kernel in increasing rounds."""
@@ -361,7 +414,7 @@ def _late_round(store: RowsOnDisk) -> int:
 
 def _same(found: Sequence[Any], expected: Sequence[Any]) -> bool:
     """Whether arrays are the same, bit for bit."""
-    return all(
+    return len(found) == len(expected) and all(
         np.asarray(one).tobytes() == np.asarray(other).tobytes()
         for one, other in zip(found, expected, strict=True)
     )

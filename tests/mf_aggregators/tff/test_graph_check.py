@@ -7,8 +7,10 @@ before is refused.
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
+import tensorflow_federated as tff
 
 import mf_aggregators as mfa
 from mf_aggregators.kernel.draws import TILE
@@ -20,7 +22,8 @@ from mf_aggregators.tff import (
     rows_on_disk,
     tensor_rows,
 )
-from mf_aggregators.tff.dp_query import AdaptiveClipSumQuery
+from mf_aggregators.tff.aggregator import _MeanQuery
+from mf_aggregators.tff.dp_query import AdaptiveClipSumQuery, MatrixFactorizationSumQuery
 
 _SPECS = [tf.TensorSpec([3], tf.float32), tf.TensorSpec([2, 2], tf.float64)]
 _MADE = {
@@ -33,6 +36,10 @@ _MADE = {
 
 
 def _query(name: str, storage: str = "state", specs: Any = _SPECS, **changes: Any) -> Any:
+    return _factory(name, storage, **changes)._query(specs, is_recorded=True)
+
+
+def _factory(name: str, storage: str = "state", **changes: Any) -> Any:
     options: dict[str, Any] = {
         "participation": mfa.participation.MinSeparation(2),
         "noise_multiplier": 1.0,
@@ -41,7 +48,7 @@ def _query(name: str, storage: str = "state", specs: Any = _SPECS, **changes: An
         "noise_storage": storage,
         **changes,
     }
-    return mfa.mf_dp_aggregator(_MADE[name](), **options)._query(specs, is_recorded=True)
+    return mfa.mf_dp_aggregator(_MADE[name](), **options)
 
 
 def _found(query: Any) -> str | None:
@@ -122,6 +129,21 @@ def test_seeds_that_are_the_same_in_each_run_are_refused(monkeypatch: pytest.Mon
     monkeypatch.setattr(dp_query, "_different_each_time", tf.zeros_like)
     with pytest.raises(NotProved, match="same seed"):
         graph_check.check(query)
+
+
+@pytest.mark.parametrize("kind", [AdaptiveClipSumQuery, MatrixFactorizationSumQuery, _MeanQuery])
+def test_states_that_a_query_alters_are_refused(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_adaptive = kind is AdaptiveClipSumQuery
+    factory = _factory("blt", clip_norm=mfa.AdaptiveClip(0.5) if is_adaptive else 0.5)
+    original = kind.get_noised_result
+
+    def altered(self: Any, *arguments: Any) -> Any:
+        result, state, event = original(self, *arguments)
+        return result, tf.nest.map_structure(lambda each: 2 * each, state), event
+
+    monkeypatch.setattr(kind, "get_noised_result", altered)
+    with pytest.raises(NotProved):
+        factory.create(tff.TensorType(np.float32, [3]))
 
 
 def _double_of(function: Callable[..., Any]) -> Callable[..., Any]:
