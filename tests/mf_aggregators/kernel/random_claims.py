@@ -3,9 +3,10 @@
     python -m tests.mf_aggregators.kernel.random_claims --count=2000
 
 C is the exact inverse of the rows in fractions. The sensitivity is the largest change over all
-patterns and signs, and the epsilon of draws follows from mixtures of normal numbers. A claim of an
-epsilon that is 1e-6 below the truth has to be refused. One that is 1e-3 above it has to be
-accepted wherever the kernel says that its sensitivity is exact.
+patterns and signs, and over vectors that are moved until nothing gets larger. The epsilon of draws
+follows from mixtures of normal numbers. A claim of an epsilon that is 1e-6 below the truth has to
+be refused. One that is 1e-3 above it has to be accepted wherever the kernel says that its
+sensitivity is exact.
 """
 
 import argparse
@@ -23,12 +24,12 @@ from scipy import special
 
 from mf_aggregators.audit.statistics import _maximal_patterns
 from mf_aggregators.kernel import claim
-from mf_aggregators.kernel.claim import Claim
+from mf_aggregators.kernel.claim import Claim, Pattern
 from mf_aggregators.kernel.losses import FixedSize, Poisson
 from mf_aggregators.kernel.numbers import NotProved
 from mf_aggregators.kernel.rows import NoiseRecursion
 from mf_aggregators.kernel.sensitivity import Schema
-from tests.mf_aggregators import random_recursions
+from tests.mf_aggregators import brute_force, random_recursions
 from tests.mf_aggregators.kernel.test_rows import exact_strategy
 from tests.mf_aggregators.random_recursions import banded_rows
 
@@ -38,17 +39,24 @@ _Mixture = tuple[tuple[float, float], ...]
 _SCHEMAS = st.builds(
     Schema, st.one_of(st.none(), st.integers(1, 4)), st.integers(1, 3), st.booleans()
 )
+_PATTERNS = st.sets(st.integers(0, 5)).map(lambda rounds: Pattern(tuple(sorted(rounds))))
 
 
-def largest_change(matrix: np.ndarray, schema: Schema) -> float:
-    """Returns the most that one client moves C x by, of all patterns and signs.
+def largest_change(matrix: np.ndarray, taking_part: Schema | Pattern) -> float:
+    """Returns the most that one client moves C x by, of all patterns, all signs and some vectors.
 
     Args:
       matrix: C.
-      schema: The schema.
+      taking_part: The schema, or the rounds of the client.
     """
-    largest = 0.0
-    for pattern in _maximal_patterns(schema, len(matrix)):
+    largest, generator = 0.0, np.random.default_rng(0)
+    for pattern in (
+        [taking_part.rounds]
+        if isinstance(taking_part, Pattern)
+        else _maximal_patterns(taking_part, len(matrix))
+    ):
+        moved_by_vectors = brute_force.vector_change(matrix, pattern, len(pattern), generator)
+        largest = max(largest, moved_by_vectors)
         for signs in itertools.product((-1.0, 1.0), repeat=len(pattern)):
             moved = matrix[:, list(pattern)] @ np.array(signs)
             largest = max(largest, float(np.linalg.norm(moved)))
@@ -149,21 +157,23 @@ def _divergence(first: _Mixture, second: _Mixture, shift: float, epsilon: float)
     return total
 
 
-def check_schema(rows: NoiseRecursion, schema: Schema, noise: float) -> None:
-    """Checks what is proved of random rows under a schema.
+def check_schema(rows: NoiseRecursion, taking_part: Schema | Pattern, noise: float) -> None:
+    """Checks what is proved of random rows under a schema, or of one client.
 
     Args:
       rows: The rows.
-      schema: The schema.
+      taking_part: The schema, or the rounds of the client; those after the last one are left out.
       noise: The noise, in units of the norm of C.
     """
+    if isinstance(taking_part, Pattern):
+        taking_part = Pattern(tuple(i for i in taking_part.rounds if i < rows.num_rounds))
     matrix = exact_strategy(rows).astype(np.float64)
     norm = float(np.linalg.norm(matrix))
-    if not 1e-3 < norm < 1e3:
+    if not 1e-3 < norm < 1e3 or taking_part == Pattern(()):
         # Errors of nearly singular rows cost noise.
         return
-    truth = gaussian_epsilon(largest_change(matrix, schema) / (noise * norm), DELTA)
-    found = _checked(truth, rows, schema, noise * norm)
+    truth = gaussian_epsilon(largest_change(matrix, taking_part) / (noise * norm), DELTA)
+    found = _checked(truth, rows, taking_part, noise * norm)
     if found.sensitivity.is_exact:
         assert found.epsilon <= truth * (1.0 + 1e-3) + 1e-9, (found, truth)
 
@@ -204,7 +214,7 @@ def _checked(truth: float, rows: NoiseRecursion, taking_part: Any, sigma: float)
 
 
 def check_many(count: int) -> None:
-    """Checks random claims: nine of ten under schemas, the others of drawn clients.
+    """Checks random claims: nine of ten of schemas and single clients, the others of draws.
 
     Args:
       count: Their number.
@@ -224,7 +234,9 @@ def check_many(count: int) -> None:
         st.integers(0, 200),
     )
     noises = st.floats(0.5, 4.0)
-    with_schema = given(random_recursions.recursions(6), _SCHEMAS, noises)(check_schema)
+    with_schema = given(random_recursions.recursions(6), st.one_of(_SCHEMAS, _PATTERNS), noises)(
+        check_schema
+    )
     with_draws = given(of_draws, noises, st.integers(0, 2**32 - 1))(check_draws)
     settings(max_examples=count - drawn, **options)(with_schema)()
     settings(max_examples=drawn, **options)(with_draws)()
