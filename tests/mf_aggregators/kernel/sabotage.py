@@ -5,13 +5,14 @@
 A journey calibrates a mechanism, asks for its guarantee and its statement, and releases eight
 rounds in NumPy. "loaded" saves and loads the mechanism, "extended" has three more rounds than were
 planned, "adaptive" releases the clipped-count indicator beside the updates, "observed" states what
-a ledger shows, and "poisson" draws its clients. Every function of ``mf_aggregators`` outside
-``mf_aggregators/kernel`` that runs on it is replaced, one after another, by one that returns the
-original's numbers halved, doubled, zero, NaN, or shifted (plus one; entries of arrays moved by one
-place): fractions in some runs, integers in others. Numbers in tuples, mappings and objects are
-altered too. Classes of the kernel are altered through their constructors alone. ``__code__`` is
-replaced, so that functions that other modules have imported by name are replaced as well. Constants
-of modules outside the kernel are altered in the same ways, each name by itself.
+a ledger shows, "poisson" and "fixed_size" draw their clients. "tff" and "tff disk" run the graphs
+of TensorFlow Federated, without its worker and its sums. Every function of ``mf_aggregators``
+outside ``mf_aggregators/kernel`` that runs on it is replaced, one after another, by one that
+returns the original's numbers halved, doubled, zero, NaN, or shifted (plus one; entries of arrays
+moved by one place): fractions in some runs, integers in others. Numbers in tuples, mappings and
+objects are altered too. Classes of the kernel are altered through their constructors alone.
+``__code__`` is replaced, so that functions that other modules have imported by name are replaced as
+well. Constants of modules outside the kernel are altered in the same ways, each name by itself.
 
 Each journey ends in a refusal (an exception), a true statement or a false one. The truth is
 measured from what is released, and uses nothing of the library:
@@ -27,8 +28,9 @@ measured from what is released, and uses nothing of the library:
 - The pairs of a statement are given to the kernel as claims, as its reader does with
   ``mf-report --verify``: a statement that nobody checks is as good as who wrote it.
 - What a ledger shows has to be true of the rounds of its clients too. Of "adaptive", the updates
-  are measured alone. Of "poisson", the rounds of one client are composed by dp-accounting, from the
-  distance of each round and the printed sizes; the sampler's draws are counted over many seeds.
+  are measured alone. Of "poisson" and "fixed_size", the rounds of one client are composed by
+  dp-accounting, from the distance of each round and the printed sizes; the sampler's draws are
+  counted over many seeds.
 - For Gaussian noise, q = x^T S^-1 x with the estimate S of n samples in p dimensions is the true
   value times n / chi2 (n - p + 1 degrees of freedom). So the lower end of a confidence interval is
   exact, and is compared with the largest distance for which the stated (epsilon, delta) holds. A
@@ -43,6 +45,7 @@ import dataclasses
 import enum
 import functools
 import gc
+import importlib
 import itertools
 import json
 import math
@@ -55,6 +58,7 @@ import signal
 import sys
 import tempfile
 import types
+import unittest.mock
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
@@ -73,11 +77,14 @@ WAYS = (
     *("half", "double", "zero", "nan", "shifted"),
     *("half integers", "double integers", "zero integers", "shifted integers"),
 )
-JOURNEYS = ("banded", "blt", "loaded", "extended", "adaptive", "observed", "poisson")
+IN_TFF = ("tff", "tff disk")
+SAMPLED = ("poisson", "fixed_size")
+JOURNEYS = ("banded", "blt", "loaded", "extended", "adaptive", "observed", *SAMPLED, *IN_TFF)
 FALSE_ALARM = 1e-6
 _COORDINATES, _FEW, _BLOCKS = 24_000, 64, 8
 _LIBRARY = pathlib.Path(mfa.__file__).parent
 _SECONDS, _DEPTH = 30, 4
+_BLT = ("blt", "tff")
 # The coordinate that a round's contribution goes to, in the middle of eight of its own.
 _PLACES = [8 * j + 3 for j in range(ROUNDS)]
 # The kinds of numbers that a value has, where nothing is altered.
@@ -85,7 +92,9 @@ _TOUCH = "touch"
 _CONSTRUCTORS = ("__init__", "__post_init__")
 _touched: set[str] = set()
 _PAIR = re.compile(r"\((\S+), (\S+)\)-DP")
-_POISSON = re.compile(r"poisson sampling of (\S+) of (\S+) clients, if nobody learns who was drawn")
+_DRAWS = re.compile(
+    r"(?:poisson|fixed_size) sampling of (\S+) of (\S+) clients, if nobody learns who was drawn"
+)
 # The clients of the journey "observed", who take turns, and the seeds whose draws are counted.
 _TURNS, _SEEDS = 4, 150
 # The rounds that "extended" begins with; the bands and the population of "poisson".
@@ -95,28 +104,9 @@ _INTERVAL = 1e-3
 _STATED = re.compile(
     r"\((\S+), (\S+)\)-DP for each client over (\S+) rounds?: ([^\n]*)(?:\n[^\n]*)?"
 )
-_SCHEMAS: tuple[tuple[str, Callable[..., tuple[float, float, bool]]], ...] = (
-    ("at most one participation", lambda: (1, 1, False)),
-    (
-        r"at most (\S+) participations at least (\S+) rounds? apart",
-        lambda most, separation: (most, separation, False),
-    ),
-    (
-        r"participations, adjacent ones exactly (\S+) rounds? apart",
-        lambda separation: (ROUNDS, separation, True),
-    ),
-    (
-        r"participations at least (\S+) rounds? apart",
-        lambda separation: (ROUNDS, separation, False),
-    ),
-    (
-        r"participations, adjacent ones exactly (\S+) rounds? apart",
-        lambda separation: (ROUNDS, separation, True),
-    ),
-    (
-        r"at most (\S+) participations, adjacent ones exactly (\S+) rounds? apart",
-        lambda most, separation: (most, separation, True),
-    ),
+_END = r"rounds? apart(?=[,.;:\n]|$)"
+_SCHEMA = re.compile(
+    rf"(?:at most (\S+) )?participations(?:(,) adjacent ones exactly| at least) (\S+) {_END}"
 )
 
 
@@ -159,9 +149,9 @@ def factorizations() -> dict[str, bytes]:
     banded = mfa.factorizations.banded(ROUNDS, num_bands=3)
     made = {
         **dict.fromkeys(JOURNEYS, banded),
-        "blt": mfa.factorizations.blt(ROUNDS, num_buffers=2),
+        **dict.fromkeys(_BLT, mfa.factorizations.blt(ROUNDS, num_buffers=2)),
         "extended": mfa.factorizations.toeplitz(_BEGUN, num_bands=3),
-        "poisson": mfa.factorizations.banded(ROUNDS, num_bands=_BANDS),
+        **dict.fromkeys(SAMPLED, mfa.factorizations.banded(ROUNDS, num_bands=_BANDS)),
     }
     return {name: pickle.dumps(each) for name, each in made.items()}
 
@@ -173,11 +163,10 @@ def run(name: str, factorization: Any) -> Run:
       name: Of the journey.
       factorization: Its matrix, for 8 rounds, or for those that an extended run begins with.
     """
-    participations = {
-        "blt": lambda: mfa.participation.MinSeparation(2, 3),
-        "poisson": lambda: mfa.participation.PoissonSampling(ROUNDS, _BANDS, _POPULATION, 2),
-    }
-    participation = participations.get(name, lambda: mfa.participation.MinSeparation(3))()
+    participation: Any = mfa.participation.MinSeparation(*((2, 3) if name in _BLT else (3,)))
+    if name in SAMPLED:
+        sizes = {"num_rounds": ROUNDS, "num_bands": _BANDS, "population": _POPULATION}
+        participation = mfa.participation.sampling_scheme(name, clients_per_round=2, **sizes)
     begun = mfa.calibrate(factorization, participation, epsilon=EPSILON, delta=DELTA)
     mechanism = begun
     if name == "extended":
@@ -213,18 +202,29 @@ def run(name: str, factorization: Any) -> Run:
     for epsilon, delta in pairs:
         check(dataclasses.replace(guarantee.claim, epsilon=epsilon, delta=delta))
     earlier = begun.guarantee(DELTA) if name == "extended" else None
-    clip: Any = mfa.AdaptiveClip(1.0, learning_rate=0.0) if name == "adaptive" else 1.0
+    is_adaptive = name in ("adaptive", "tff")
+    clip: Any = mfa.AdaptiveClip(1.0, learning_rate=0.0) if is_adaptive else 1.0
+
+    @functools.cache
+    def factory(seed: int | None, rounds: int) -> Any:
+        # The two runs of a fixed seed are of one process, and all others of several.
+        del rounds
+        storage = "disk" if name == "tff disk" else "state"
+        options = {"clip_norm": clip, "clients_per_round": 1, "noise_storage": storage}
+        return mfa.mf_dp_aggregator(mechanism, seed=seed, **options)
 
     def released(size: int, rounds: int, norm: float = 0.0, seed: int | None = None) -> np.ndarray:
-        template = {"w": np.zeros(size, np.float32)}
+        updates = np.zeros((rounds, size), np.float32)
+        updates[range(rounds), _PLACES[:rounds]] = norm
+        if name in IN_TFF:
+            return _released_in_tff(factory(seed, rounds), updates)
+        template = {"w": updates[0]}
         first, then = (
             mfa.Aggregator(each, clip, clients_per_round=1, seed=seed, template=template)
             for each in (begun, mechanism)
         )
         state, rows = first.initialize(), []
-        for i in range(rounds):
-            update = np.zeros(size, np.float32)
-            update[_PLACES[i]] = norm
+        for i, update in enumerate(updates):
             aggregator = first if i < begun.num_rounds else then
             state, row = aggregator.next(state, [{"w": update}])
             rows.append(np.asarray(row["w"], np.float64))
@@ -243,8 +243,46 @@ def run(name: str, factorization: Any) -> Run:
             tuple(pairs),
             None if earlier is None else (earlier.epsilon, earlier.delta),
             tuple((i, i + _TURNS) for i in range(_TURNS)) if name == "observed" else (),
-            _draws(mechanism.sampling) if name == "poisson" else None,
+            _draws(mechanism.sampling) if name in SAMPLED else None,
         )
+
+
+@functools.cache
+def _graphs_of_tff(factory: Any) -> tuple[Any, Callable[..., Any]]:
+    """The query of a process, and the graph of its rounds, which TFF's worker runs."""
+    import tensorflow as tf
+    import tensorflow_federated as tff
+
+    class Query(tff.aggregators.DifferentiallyPrivateFactory):
+        def __init__(self, query: Any, sums: Any) -> None:
+            raise StopIteration(query)
+
+    with unittest.mock.patch.object(tff.aggregators, Query.__bases__[0].__name__, Query):
+        try:
+            factory.create(tff.TensorType(np.float32, [_COORDINATES]))
+        except StopIteration as found:
+            query = found.value
+
+    @tf.function(autograph=False)
+    def released(state: Any, update: Any) -> Any:
+        record = query.preprocess_record(query.derive_sample_params(state), update)
+        total = tf.nest.map_structure(lambda each: tf.cast(each, tf.int64), record)
+        return query.get_noised_result(total, state)[:2]
+
+    return query, released
+
+
+def _released_in_tff(factory: Any, updates: np.ndarray) -> np.ndarray:
+    """What the graphs of a process release, (rounds, coordinates).
+
+    One size for all runs takes the least time: equal graphs are compared with the kernel once.
+    """
+    query, released = _graphs_of_tff(factory)
+    state, rows = query.initial_global_state(), []
+    for update in updates:
+        row, state = released(state, np.pad(update, (0, _COORDINATES - len(update))))
+        rows.append(np.asarray(row, np.float64)[: len(update)])
+    return np.array(rows)
 
 
 def _draws(scheme: Any) -> np.ndarray:
@@ -306,14 +344,15 @@ def stated(found: Run) -> tuple[float, float, _Printed | tuple[float, float]]:
         raise ValueError(found.printed)
     # Printed epsilons and deltas are rounded up, to a few digits.
     epsilon, delta = float(match[1]), float(match[2])
-    if sizes := _POISSON.fullmatch(match[4]):
+    if sizes := _DRAWS.fullmatch(match[4]):
         printed_sizes = float(sizes[1]), float(sizes[2])
         return min(epsilon, found.epsilon), min(delta, found.delta), printed_sizes
-    for pattern, schema in _SCHEMAS:
-        # Assumptions may follow.
-        if numbers := re.match(rf"{pattern}(?=[,.;:\n]|$)", match[4]):
-            printed = schema(*map(float, numbers.groups()))
-            return min(epsilon, found.epsilon), min(delta, found.delta), printed
+    # Assumptions may follow.
+    schema = (1.0, 1.0, False) if match[4].startswith("at most one participation") else None
+    if sizes := _SCHEMA.match(match[4]):
+        schema = float(sizes[1] or ROUNDS), float(sizes[3]), bool(sizes[2])
+    if schema is not None:
+        return min(epsilon, found.epsilon), min(delta, found.delta), schema
     raise ValueError(found.printed)
 
 
@@ -541,6 +580,32 @@ def _number(value: Any, way: str) -> Any:
         return value + 1
 
 
+def _tensor(value: Any, way: str) -> Any:
+    """A tensor of a graph, or of none, with its entries altered."""
+    import tensorflow as tf
+
+    operation, _, kind = way.partition(" ")
+    is_whole = not value.dtype.is_floating
+    if value.dtype not in (tf.bool, tf.float32, tf.float64, tf.int32, tf.int64, tf.uint32):
+        return value
+    _touched.add("integers" if is_whole else "")
+    if is_whole != (kind == "integers") or operation == _TOUCH:
+        return value
+    wide = tf.cast(value, tf.int64 if is_whole else tf.float64)
+    flat = tf.reshape(wide, [-1])
+    changed = {
+        "half": lambda: wide // 2 if is_whole else wide / 2.0,
+        "double": lambda: wide * 2,
+        "zero": lambda: tf.zeros_like(wide),
+        "nan": lambda: wide * math.nan,
+        "shifted": lambda: (
+            tf.reshape(tf.roll(flat, 1, 0), tf.shape(wide)) if wide.shape.rank else wide + 1
+        ),
+    }[operation]()
+    changed = 1 - wide if value.dtype == tf.bool and operation == "shifted" else changed
+    return tf.ensure_shape(tf.cast(changed, value.dtype), value.shape)
+
+
 def altered(value: Any, way: str, depth: int = 0) -> Any:
     """Returns a value with its numbers altered in one of ``WAYS``."""
     if value is None or isinstance(value, str | bytes | enum.Enum | type) or depth > _DEPTH:
@@ -554,19 +619,15 @@ def altered(value: Any, way: str, depth: int = 0) -> Any:
         return np.asarray(changed, value.dtype)[()]
     if type(value) in (int, float):
         return _number(value, way)
-    if isinstance(value, float):
-        try:
-            other = float.__new__(type(value), _number(float(value), way))
-            other.__dict__.update(altered(value.__dict__, way, depth + 1))
-            return other
-        except (AttributeError, TypeError):
-            return value
     if type(value) is np.ndarray:
         if value.dtype.kind not in "iuf":
             return value
         changed = np.array(_number(value, way), value.dtype)
         changed.flags.writeable = value.flags.writeable
         return changed
+    tensorflow = sys.modules.get("tensorflow")
+    if tensorflow is not None and isinstance(value, tensorflow.Tensor):
+        return _tensor(value, way)
     if isinstance(value, tuple) and hasattr(value, "_make"):
         return type(value)._make(altered(each, way, depth + 1) for each in value)
     if type(value) in (tuple, list):
@@ -755,7 +816,9 @@ def in_child(function: Callable[[], Any], seconds: int = _SECONDS) -> Any:
     child = os.fork()
     if not child:
         os.close(reading)
-        signal.alarm(seconds)
+        # Processor time, so that a busy machine ends no case.
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+        signal.alarm(40 * seconds)
         with os.fdopen(writing, "w") as pipe:
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, 1)
@@ -803,9 +866,15 @@ def sabotage(name: str, factorization: bytes, replaced: Callable[[], object]) ->
 
 
 def warm(matrices: dict[str, bytes]) -> None:
-    """Fills the kernel's caches, and empties all others."""
+    """Fills the kernel's caches, and empties all others.
+
+    Nothing runs in TensorFlow: a process that is forked from its threads would wait for good.
+    """
+    if matrices.keys() & {*IN_TFF}:
+        importlib.import_module("mf_aggregators.tff.aggregator")
     for name, matrix in matrices.items():
-        run(name, pickle.loads(matrix))
+        if name not in IN_TFF:
+            run(name, pickle.loads(matrix))
     for each in gc.get_objects():
         if isinstance(each, functools._lru_cache_wrapper):
             module = getattr(each, "__module__", None) or ""
@@ -824,10 +893,12 @@ class Case:
 
 def cases(journeys: Sequence[str], matrices: dict[str, bytes], ways: Sequence[str]) -> list[Case]:
     """Returns all cases of journeys in which numbers are altered."""
+    with _pool(1, journeys, matrices) as pool:
+        found = pool.map(reached, journeys, [matrices[each] for each in journeys])
     return [
         Case(journey, key, way)
-        for journey in journeys
-        for key, kinds in reached(journey, matrices[journey]).items()
+        for journey, kinds_by_key in zip(journeys, found, strict=True)
+        for key, kinds in kinds_by_key.items()
         for way in ways
         if way.partition(" ")[2] in kinds
     ]
@@ -856,6 +927,15 @@ def _judge(case: Case) -> tuple[Case, str, str]:
     return case, *sabotage(case.journey, _STATE["matrices"][case.journey], replaced)
 
 
+def _pool(
+    processes: int, journeys: Iterable[str], matrices: dict[str, bytes]
+) -> concurrent.futures.Executor:
+    # A process that was forked from one with threads may wait for a lock for good.
+    context = multiprocessing.get_context("spawn")
+    needed = {each: matrices[each] for each in journeys}
+    return concurrent.futures.ProcessPoolExecutor(processes, context, _prepare, (needed,))
+
+
 def judged(
     found: Sequence[Case], matrices: dict[str, bytes], processes: int
 ) -> Generator[tuple[Case, str, str], None, None]:
@@ -864,10 +944,7 @@ def judged(
     A function that another one makes when it runs is "nested": the other one is replaced. To stop,
     close the generator.
     """
-    # A process that was forked from one with threads may wait for a lock for good.
-    pool = concurrent.futures.ProcessPoolExecutor(
-        processes, multiprocessing.get_context("spawn"), _prepare, (matrices,)
-    )
+    pool = _pool(processes, [each.journey for each in found], matrices)
     try:
         yield from pool.map(_judge, found, chunksize=4)
     finally:
@@ -875,7 +952,7 @@ def judged(
 
 
 def main() -> None:
-    """Prints a table by module, and the functions that make a statement false."""
+    """Prints what makes a statement false, and how many cases end in which way."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--journeys", nargs="+", default=JOURNEYS, choices=JOURNEYS)
     parser.add_argument("--ways", nargs="+", default=WAYS, choices=WAYS)
@@ -888,26 +965,12 @@ def main() -> None:
         for each in cases(options.journeys, matrices, options.ways)
         if each.key[0].startswith(tuple(options.modules))
     ]
-    worst: dict[Key, dict[str, str]] = collections.defaultdict(dict)
-    for case, kind, reason in judged(found, matrices, options.processes):
-        worst[case.key].setdefault(kind, f"{case.journey}, {case.way}: {reason}")
-        if kind == "FALSE":
-            print(f"{case.key[0]}:{case.key[1]} {case.key[2]}: {worst[case.key][kind]}", flush=True)
-    kinds = ("FALSE", "refusal", "true", "nested")
-    print(f"{'module':44}{'functions':>10}{''.join(f'{each:>9}' for each in kinds)}")
     totals: collections.Counter[str] = collections.Counter()
-    for module, keys in itertools.groupby(sorted(worst), key=lambda key: key[0]):
-        counted = collections.Counter(
-            next(each for each in kinds if each in worst[key]) for key in keys
-        )
-        totals += counted
-        print(_line(module, counted, kinds))
-    print(_line("all", totals, kinds))
-
-
-def _line(module: str, counted: collections.Counter[str], kinds: Sequence[str]) -> str:
-    numbers = "".join(f"{counted[each]:9}" for each in kinds)
-    return f"{module:44}{sum(counted.values()):10}{numbers}"
+    for case, kind, reason in judged(found, matrices, options.processes):
+        totals[kind] += 1
+        if kind == "FALSE":
+            print(f"{case}: {reason}", flush=True)
+    print(*(f"{kind}: {number}" for kind, number in sorted(totals.items())), sep=", ")
 
 
 if __name__ == "__main__":
