@@ -1,19 +1,19 @@
-r"""Tools of all searches: errors of rounds, classes of rounds, minimisers and certified gaps.
+r"""Code that all searches for matrices share: errors over rounds, classes of rounds, minimisers.
 
 **Errors.** For weights w on the rounds, none below zero and of sum one, the error is the sum of w_i
 e_i, where e_i = (A X^-1 A^T)_ii is the variance of round i: the mean error of the workload
 diag(w)^1/2 A. Its inverse has as many bands as that of A.
 
-**The maximum.** Of all w, the largest such error is that of the worst round. For every w,
+**The maximum.** The error of the worst round is the largest such error over all w. For every w,
 
     max_i e_i(X) >= sum_i w_i e_i(X) >= min over X of sum_i w_i e_i(X),
 
-so that every lower bound on the weighted mean bounds the maximum from below as well. The best w
-closes the gap, as e_i is convex in X and the weights form a compact set (Sion's theorem).
+so every lower bound on the weighted mean is also a lower bound on the maximum. For the best w both
+sides are equal, because e_i is convex in X and the weights form a compact set (Sion's theorem).
 
-**Classes.** A client takes part in rounds of one class. Where the columns of a class are
-orthogonal, the sum of their squared norms is the squared sensitivity. Classes of one round make all
-norms equal.
+**Classes.** A client takes part in rounds of one class (equal modulo b). If the columns of a class
+are orthogonal, the squared sensitivity is the largest sum of their squared norms. With classes of
+one round, all columns have equal norms.
 """
 
 import dataclasses
@@ -29,31 +29,32 @@ from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import BoolArray, FloatArray, IntArray
 from mf_aggregators.progress_bars import ProgressBar
 
-# From (m,) variables to a value and its (m,) gradient.
+# A function from (m,) variables to a value and its (m,) gradient.
 Objective: TypeAlias = Callable[[FloatArray], tuple[float, FloatArray]]
 
-# Relative change of the squared error that the remaining slope may stand for.
+# A search has converged if its remaining gradient stands for at most this relative change of the
+# squared error.
 _FLAT = 1e-2
-# Rounding takes less than this off a gap.
+# Rounding errors change a gap by less than this.
 _ROUNDING_OF_GAPS = 1e-9
-# How often a search that came to a halt starts again from where it is.
+# How often a search that stopped making progress is started again from its result.
 _MOST_STARTS = 10
 
-# The argument ``error`` of searches.
+# The type of the argument ``error`` of searches.
 RoundWeights: TypeAlias = Literal["mean", "max"] | FloatArray
 
-# The least weight of a round, relative to the largest.
+# The smallest weight of a round, relative to the largest.
 _LEAST_WEIGHT = 1e-8
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RoundError:
-    """An error of the rounds.
+    """An error over rounds: mean, maximum, or weighted.
 
     Attributes:
       num_rounds: n.
-      weights: (n,) of sum one; None for the maximum and the plain sum.
-      is_maximum: Whether it is the maximum.
+      weights: (n,) weights of sum one; None for the maximum and for the mean.
+      is_maximum: Whether the error is the maximum.
     """
 
     num_rounds: int
@@ -62,17 +63,17 @@ class RoundError:
 
     @classmethod
     def of(cls, error: Any, num_rounds: int) -> "RoundError":
-        """Returns the error that an argument stands for.
+        """Returns the error that an argument means.
 
         Args:
-          error: ``mean``, ``max``, or (n,) weights, none below zero and one above.
+          error: ``mean``, ``max``, or (n,) non-negative weights, not all zero.
           num_rounds: n.
 
         Returns:
           The error; equal weights are the mean.
 
         Raises:
-          ValueError: If it is none of these.
+          ValueError: If the argument is none of these.
         """
         if isinstance(error, str):
             if error not in ("mean", "max"):
@@ -100,7 +101,7 @@ class RoundError:
 
     @property
     def raised(self) -> FloatArray | None:
-        """(n,): the weights, none of them below 1e-8 of the largest; None where there are none."""
+        """(n,): the weights, raised to at least 1e-8 of the largest; None without weights."""
         if self.weights is None:
             return None
         return np.asarray(np.maximum(self.weights, _LEAST_WEIGHT * np.max(self.weights)))
@@ -109,7 +110,7 @@ class RoundError:
     def lag_weights(self) -> FloatArray:
         """(n,) w: for a Toeplitz B with coefficients b_t, the error is the sum of w_t b_t^2.
 
-        For prefix sums, no row of such a B has a larger norm than the last.
+        For the maximum, this is the last row, whose norm is the largest.
         """
         if self.is_maximum:
             return np.ones(self.num_rounds)
@@ -119,7 +120,7 @@ class RoundError:
 
     @property
     def is_mean(self) -> bool:
-        """Whether it is the plain mean."""
+        """Whether the error is the mean without weights."""
         return self.weights is None and not self.is_maximum
 
     @property
@@ -131,7 +132,7 @@ class RoundError:
         return not np.array_equal(raised, self.weights)
 
     def of_rows(self, squared_rows: FloatArray) -> float:
-        """Returns the error of rounds; the sum for the mean.
+        """Returns the error for given variances; for the mean, their sum.
 
         Args:
           squared_rows: (n,) the variances of the rounds.
@@ -143,14 +144,14 @@ class RoundError:
         return float(self.weights @ squared_rows)
 
     def weighed(self, squared_rows: FloatArray, order: float | None) -> tuple[float, FloatArray]:
-        """Returns the error of rounds, or a norm for the maximum, and its slopes.
+        """Returns the error for given variances with its gradient; for the maximum, a norm.
 
         Args:
           squared_rows: (n,) the variances of the rounds.
-          order: That of the norm; None for the mean or the sum with weights.
+          order: The order of the norm; None for the mean or weighted error.
 
         Returns:
-          The value and its (n,) gradient, which is the weights of the rounds.
+          The value and its (n,) gradient.
         """
         if order is None:
             shares = np.full(self.num_rounds, 1.0 / self.num_rounds)
@@ -162,7 +163,7 @@ class RoundError:
         return largest * total ** (1.0 / order), powers * total ** (1.0 / order - 1.0)
 
     def parameters(self) -> dict[str, Any]:
-        """Returns the parameters of a factorization that state the error; none for the mean."""
+        """Returns the parameters of a factorization for the error; empty for the mean."""
         if self.is_maximum:
             return {"error": "max"}
         if self.weights is None:
@@ -186,7 +187,7 @@ def weighted_inverse(bands: FloatArray, weights: FloatArray | None) -> FloatArra
     """Returns the (n, w) bands of A^-1 diag(w)^-1/2.
 
     Args:
-      bands: Those of A^-1, ``bands[i, t] = A^-1[i, i - t]``.
+      bands: The bands of A^-1, ``bands[i, t] = A^-1[i, i - t]``.
       weights: (n,) above zero; None for ones.
     """
     if weights is None:
@@ -199,11 +200,11 @@ def weighted_inverse(bands: FloatArray, weights: FloatArray | None) -> FloatArra
 
 @dataclasses.dataclass(frozen=True)
 class PatternLayout:
-    """Rounds by class modulo b: position a of class c is round c + a b, if that is below n.
+    """The rounds by class modulo b: position a of class c is round c + a b, if that is below n.
 
     Attributes:
       num_rounds: n.
-      separation: b, at most n; n for one participation, or columns of equal norms.
+      separation: b, at most n; n for one participation.
     """
 
     num_rounds: int
@@ -250,10 +251,10 @@ class PatternLayout:
         return np.resize(sums, self.num_rounds)
 
     def dual_diagonal(self, diagonal: FloatArray) -> tuple[FloatArray, float]:
-        """Returns (n,): a diagonal of V, alike in each class, and the most that tr(V X) can be.
+        """Returns an (n,) diagonal of V, equal within each class, and the largest tr(V X).
 
-        X has sensitivity one. The diagonal is the closest one to ``diagonal``, which is above zero,
-        in relative terms.
+        The largest tr(V X) is over X of sensitivity one. The diagonal is the one closest to the
+        given positive ``diagonal``, in relative terms.
         """
         allowed = self.totals(1.0 / diagonal) / self.totals(1.0 / np.square(diagonal))
         if self.positions == 1:
@@ -282,26 +283,26 @@ class PatternLayout:
 
     @property
     def _classes_by_length(self) -> tuple[int, int]:
-        """The number of classes with all positions, which come first, and with one less."""
+        """The number of classes with K rounds, which come first, and with K - 1 rounds."""
         full = self.num_rounds - self.separation * (self.positions - 1)
         return full, self.separation - full
 
     def fewer(self, factor: int) -> "PatternLayout":
-        """Returns the layout of as many positions and fewer classes of each length.
+        """Returns a layout with the same number of positions and fewer classes of each length.
 
         Args:
-          factor: How many classes become one.
+          factor: By how much the number of classes is divided.
         """
         full, short = (max(count // factor, min(count, 1)) for count in self._classes_by_length)
         separation = full + short
         return PatternLayout(separation * (self.positions - 1) + full, separation)
 
     def refined(self, table: FloatArray, fewer: "PatternLayout") -> FloatArray:
-        """Returns a (b, m) table between the classes of a (b', m) one.
+        """Interpolates a (b', m) table for fewer classes to a (b, m) table for these classes.
 
         Args:
-          table: By the classes of ``fewer``.
-          fewer: A layout as :meth:`fewer` returns it.
+          table: The table for the classes of ``fewer``.
+          fewer: The layout that :meth:`fewer` returned.
         """
         found, start, start_of_fewer = np.empty((self.separation, table.shape[1])), 0, 0
         for count, known in zip(self._classes_by_length, fewer._classes_by_length, strict=True):
@@ -315,18 +316,18 @@ class PatternLayout:
 
 
 class NotConvergedWarning(UserWarning):
-    """A solver stopped before its target; it returns its best result, with its true gap."""
+    """A warning that a search stopped before its target; its best result has its true gap."""
 
     @classmethod
     def unless_reached(cls, gap: float, target: float, evaluations: int) -> None:
-        """Warns the caller of a solver if its certified relative gap is above its target.
+        """Warns the caller of a search if the certified relative gap is above its target.
 
         Args:
-          gap: The certified relative gap of what is returned.
-          target: The gap that was asked for.
-          evaluations: How many evaluations the solver made.
+          gap: The certified relative gap of the result.
+          target: The requested gap.
+          evaluations: The number of evaluations of the search.
         """
-        # Written so that NaN is no success.
+        # The comparison is negated so that NaN counts as a failure.
         if not gap <= target:
             warnings.warn(
                 f"the optimiser stopped at a certified relative gap of {gap:.1e}, not the "
@@ -338,7 +339,7 @@ class NotConvergedWarning(UserWarning):
 
     @classmethod
     def unless_stationary(cls, result: Any) -> None:
-        """Warns the caller of a solver if its SciPy optimiser stopped before the gradient vanished.
+        """Warns the caller of a search if SciPy's optimiser stopped before the gradient vanished.
 
         Args:
           result: What a search for logarithms returned, with the ``scale`` of its variables or
@@ -354,19 +355,19 @@ class NotConvergedWarning(UserWarning):
 
 
 class Converged(Exception):  # noqa: N818 - a signal that ends a search, not an error.
-    """Raised by an objective to end a SciPy optimiser once the target is reached."""
+    """Raised by an objective, to end SciPy's optimiser once the target is reached."""
 
 
 def progress_bar(
     name: str, *, show: bool, unit: str = " evaluations", total: int | None = None
 ) -> Any:
-    """Returns the progress bar of a search, one that does nothing unless it is to be shown.
+    """Returns the progress bar of a search, which does nothing unless ``show`` is true.
 
     Args:
-      name: The search, for a reader.
-      show: Whether it is shown.
-      unit: What it counts, after a space.
-      total: The most of them; None if it is not known.
+      name: The name of the search.
+      show: Whether the bar is shown.
+      unit: The unit that it counts, after a space.
+      total: The largest count; None if it is not known.
     """
     kind = ProgressBar if show else tqdm.tqdm
     return kind(desc=name, unit=unit, total=total, disable=not show)
@@ -386,17 +387,17 @@ def minimise(
     """Minimises a function with its gradient by SciPy's L-BFGS-B.
 
     Args:
-      function: Takes (m,) variables and returns the value and its (m,) gradient.
+      function: A function from (m,) variables to the value and its (m,) gradient.
       start: (m,) variables.
       max_evaluations: The most iterations, and about the most evaluations.
-      corrections: How many steps the approximate Hessian is made of.
-      least_change: The search ends once a step changes the value by less, relative to it.
-      least_slope: It ends once no entry of the projected gradient is above this.
-      bounds: As SciPy takes them; None for none.
-      callback: Called with the (m,) variables of each iterate, which were evaluated last.
+      corrections: The number of steps from which the approximate Hessian is made.
+      least_change: The search ends when a step changes the value by a smaller share than this.
+      least_slope: The search ends when no entry of the projected gradient is above this.
+      bounds: Bounds on the variables, as for SciPy; None for none.
+      callback: Called after each iteration with its (m,) variables.
 
     Returns:
-      What ``scipy.optimize.minimize`` returns.
+      The result of ``scipy.optimize.minimize``.
     """
     return scipy.optimize.minimize(
         function,
@@ -426,9 +427,9 @@ def minimise_with_restarts(
 ) -> Any:
     """Minimises a logarithm that may overflow, by several searches one after another.
 
-    A step too far makes errors so large that a line search would interpolate from them to no step
-    at all: it is told a value that is bad enough. Near bounds, steps may come to nothing before
-    slopes do: a new start forgets them.
+    A step that is too long may give an error so large that the line search would interpolate to no
+    step at all; it gets a smaller bad value instead. Near bounds, steps may become tiny before the
+    gradient vanishes; a new start then makes progress.
 
     Args:
       objective: Takes (m,) variables and returns the value and its (m,) gradient.
