@@ -194,7 +194,7 @@ _SIMULATORS = {"alone": survives_alone, "together": survives_together}
 def survive_alone(other: OtherFleet, num_rounds: int, schema: MinSeparation) -> bool:
     """Whether enough fleets survive if devices drop out alone, by counts, which end alike."""
     fleet = dataclasses.replace(other.planned, spread=0.0, interruptions=0.0, absent_rounds=0.0)
-    return fleets.survives(fleet, num_rounds, schema, least=_LEAST)
+    return fleet.survives(num_rounds, schema, least=_LEAST)
 
 
 def share_together(
@@ -274,7 +274,7 @@ def tried(index: int, simulations: int) -> dict[str, Any]:
     }
     found: dict[str, Any] = {"index": index, "num_rounds": num_rounds, "fleet": other.planned}
     try:
-        plan = fleets.choose(other.planned, num_rounds)[0]
+        plan = other.planned.choose(num_rounds)[0]
     except ValueError:
         return found | {"wrongly": tests["both"](MinSeparation(1))}
     found["plan"] = plan.participation

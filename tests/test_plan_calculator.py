@@ -136,7 +136,7 @@ def test_fleets_in_a_browser_survive_what_those_of_mf_plan_do(tmp_path: pathlib.
             round_minutes=minutes,
         )
         try:
-            expected = fleets.choose(fleet, rounds)[0].noise
+            expected = fleet.choose(rounds)[0].noise
         except ValueError:
             assert noise is None
             continue

@@ -356,9 +356,8 @@ def fleet(
     pairs: tuple[fleets.Pair, ...] = ()
     try:
         devices = Fleet(values.population, values.clients_per_round, **given)
-        if values.separation is None or not fleets.survives(devices, rounds, typed):
-            pairs = fleets.choose(
-                devices,
+        if values.separation is None or not devices.survives(rounds, typed):
+            pairs = devices.choose(
                 values.num_rounds,
                 max_participations=most,
                 may_extend_to=values.may_extend_to,
@@ -389,7 +388,7 @@ def fleet(
     }
     if devices is None or starves:
         return chosen, devices, fields, [f"WARNING: {starves}"]
-    margins = fleets.margins(devices, rounds, chosen)
+    margins = devices.margins(rounds, chosen)
     fields |= {
         "over_selection": devices.selected_per_upload,
         "dropout": devices.dropout,

@@ -6,10 +6,10 @@ uploads that are not summed, and abandoned attempts need more devices or also st
 the population is just large enough for a separation without these, a run ends early. A fleet
 *survives* a schema if it reaches the last round.
 
-``survives`` simulates a fleet by counts: devices that took part equally often are exchangeable, so
-a round draws only how many devices of each count upload. ``choose`` finds the surviving pairs (b,
-k) with the least noise. No guarantee depends on this module: timers enforce the schema for any
-behaviour of devices.
+``Fleet.survives`` simulates a fleet by counts: devices that took part equally often are
+exchangeable, so a round draws only how many devices of each count upload. ``Fleet.choose`` finds
+the surviving pairs (b, k) with the least noise. No guarantee depends on this module: timers enforce
+the schema for any behaviour of devices.
 """
 
 import bisect
@@ -49,6 +49,40 @@ _MOST_KINDS = 100_000
 _MORE = 4
 # The most limits k for which the largest separation is searched separately.
 _MOST_TRIED = 6
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """A separation and a limit on participations that a fleet survives, with their noise.
+
+    Attributes:
+      participation: Separation and limit; without a limit if that needs no more noise.
+      noise: The rmse of prefix sums at noise multiplier 1 with a banded square root under this
+        schema. It is used to rank pairs; the plan then finds better matrices.
+    """
+
+    participation: MinSeparation
+    noise: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Margins:
+    """How far single properties of a fleet may change until the schema just survives.
+
+    Attributes:
+      population: The smallest number of devices.
+      dropout: The largest probability of a dropout, with the same over-selection.
+      longest_minutes: With timers of hours: the minutes of a round above which participations come
+        closer than the schema.
+      shortest_minutes: With timers of hours: the minutes below which rounds starve.
+      pause_hours: With timers of hours: the longest pause that keeps the separation.
+    """
+
+    population: int
+    dropout: float
+    longest_minutes: float | None = None
+    shortest_minutes: float | None = None
+    pause_hours: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,70 +263,178 @@ class Fleet:
         found = TimedRounds(starts, ends, timer_hours=hours).participation().separation
         return num_rounds if found is None else found
 
+    def survives(
+        self,
+        num_rounds: int,
+        participation: MinSeparation,
+        *,
+        least: float = 0.95,
+        seed: int = 0,
+    ) -> bool:
+        """Whether a fleet with timers reaches its last round, by simulation.
+
+        The fleet has to survive both models of absence: each device is available with the
+        probability ``returning`` in each round; or each device stays away for about
+        ``absent_rounds`` after its timer and is then available.
+
+        With timers that count rounds, a fleet ends when the timers leave fewer devices than a round
+        needs. With timers of hours, it ends when so many attempts failed that participations came
+        closer than the schema allows.
+
+        Args:
+          num_rounds: The rounds n.
+          participation: The separation b and the most participations k.
+          least: The required probability of survival, above 0 and below 1.
+          seed: Of all that is drawn.
+
+        Returns:
+          Whether at least this share of 100 simulated fleets survives, in both models.
+        """
+        most = math.floor((1.0 - least) * _SIMULATIONS + 1e-9)
+        for law in self.laws():
+            state = _Fleets(law, num_rounds, participation, _SIMULATIONS, seed)
+            while state.goes_on() and np.count_nonzero(~state.alive) <= most:
+                state.step()
+            if np.count_nonzero(state.rounds < num_rounds) > most:
+                return False
+        return True
+
+    def ends(
+        self, num_rounds: int, participation: MinSeparation, simulations: int, seed: int = 0
+    ) -> IntArray:
+        """Simulates fleets, and returns how many rounds each of them completes.
+
+        Args:
+          num_rounds: The rounds n.
+          participation: The separation b and the most participations k.
+          simulations: The number of fleets.
+          seed: Of all that is drawn.
+
+        Returns:
+          (simulations,) int64: ``num_rounds`` for a fleet that survives.
+        """
+        state = _Fleets(self, num_rounds, participation, simulations, seed)
+        while state.goes_on():
+            state.step()
+        return state.rounds
+
+    def choose(
+        self,
+        num_rounds: int,
+        *,
+        least: float = 0.95,
+        max_participations: int | None = None,
+        may_extend_to: int | None = None,
+    ) -> tuple[Pair, ...]:
+        """Finds the schemas with the least noise that a fleet survives.
+
+        It finds the largest surviving separation without a limit on participations, and the
+        smallest limit that survives with this separation. For smaller limits, it finds the largest
+        surviving separations, as long as they need less noise than the first pair. A smaller limit
+        leaves fewer devices for the last rounds.
+
+        Args:
+          num_rounds: The rounds n.
+          least: The required probability of survival, above 0 and below 1.
+          max_participations: The only limit to try; None for all.
+          may_extend_to: The rounds after an extension, which the fleet has to survive as well, with a
+            limit that fits into ``num_rounds`` or without a limit. None for no extension.
+
+        Returns:
+          The pairs, by increasing noise.
+
+        Raises:
+          ValueError: If no separation survives. The message names a population that would survive.
+        """
+        fixed = dataclasses.replace(self, over_selection=self.selected_per_upload)
+        rounds = max(num_rounds, may_extend_to or 0)
+
+        def survive(most: int | None, separation: int) -> bool:
+            return fixed.survives(rounds, MinSeparation(separation, most), least=least)
+
+        def is_worse(most: int, separation: int) -> bool:
+            return noise_of(num_rounds, MinSeparation(separation, most)) > first_noise
+
+        high = self.population // self.clients_per_round
+        if self.timer_hours is not None:
+            high = self.separation_of_hours(rounds)
+        high = min(num_rounds, high)
+        separation = high
+        if not high or not survive(max_participations, high):
+            separation = largest(1, high - 1, functools.partial(survive, max_participations))
+        if separation == 0:
+            raise ValueError(_starving(fixed, num_rounds, least, max_participations))
+        schemas = [MinSeparation(separation, max_participations)]
+        fits = schemas[0].most_participations(num_rounds)
+        if max_participations is None and may_extend_to is None and fits * rounds <= _MOST_KINDS:
+            least_most = math.ceil(num_rounds * self.clients_per_round / self.population)
+
+            def fewest(apart: int) -> int:
+                # -k is the last of -fits, ..., -least_most that survives.
+                return -largest(-fits + 1, -least_most, lambda k: survive(-k, apart)) or fits
+
+            # With timers of hours, the simulation does not depend on the separation.
+            most = fewest(separation if self.timer_hours is None else 1)
+            more = range(most, fits, max(1, (fits - most) // _MORE))
+            schemas += [MinSeparation(separation, each) for each in more]
+            if self.timer_hours is not None:
+                least_most = most
+            elif separation > 1 and (fewer := fewest(separation - 1)) < most:
+                # The largest separation may survive only without a limit.
+                separation, most = separation - 1, fewer
+                schemas.append(MinSeparation(separation, most))
+            first_noise = noise_of(num_rounds, schemas[0])
+            for fewer in range(most - 1, max(least_most, most - _MOST_TRIED) - 1, -1):
+                low = 1 + largest(1, separation, functools.partial(is_worse, fewer))
+                separation = largest(low, separation, functools.partial(survive, fewer))
+                if separation < low:
+                    break
+                schemas.append(MinSeparation(separation, fewer))
+        pairs = [Pair(schema, noise_of(num_rounds, schema)) for schema in schemas]
+        return tuple(sorted(pairs, key=lambda pair: pair.noise))
+
+    def margins(self, num_rounds: int, participation: MinSeparation) -> Margins:
+        """Finds how far single properties of a fleet may change, to about 1 %.
+
+        Args:
+          num_rounds: The rounds n.
+          participation: A schema that the fleet survives.
+
+        Returns:
+          The limits of each property.
+        """
+        fixed = dataclasses.replace(self, over_selection=self.selected_per_upload)
+
+        def survive(**changed: Any) -> bool:
+            other = dataclasses.replace(fixed, **changed)
+            return other.survives(num_rounds, participation, least=_LEAST_OF_MARGINS)
+
+        population = math.ceil(
+            _nearest(0.0, self.population, lambda x: x >= 1.0 and survive(population=math.ceil(x)))
+        )
+        dropout = _nearest(0.99, self.dropout, lambda x: survive(dropout=x))
+        if self.timer_hours is None:
+            return Margins(population, dropout)
+        minutes, hours = float(self.round_minutes or 0.0), self.timer_hours
+        at_speed = dataclasses.replace(fixed, slower=0.0)
+
+        def keeps(minutes: float, pause_hours: float = 0.0) -> bool:
+            other = dataclasses.replace(at_speed, round_minutes=minutes)
+            return other.separation_of_hours(num_rounds, pause_hours) >= participation.separation
+
+        return Margins(
+            population,
+            dropout,
+            longest_minutes=_nearest(60.0 * hours / participation.separation, minutes, keeps, 20),
+            shortest_minutes=_nearest(0.0, minutes, lambda x: x > 0.0 and survive(round_minutes=x)),
+            pause_hours=_nearest(hours, 0.0, lambda pause: keeps(minutes, pause), 20),
+        )
+
 
 def _beta(mean: FloatArray, spread: float) -> tuple[FloatArray, FloatArray]:
     """The parameters of the beta distribution of a mean and a spread."""
     total = mean * (1.0 - mean) / (spread * np.minimum(mean, 1.0 - mean)) ** 2 - 1.0
     return mean * total, (1.0 - mean) * total
-
-
-def survives(
-    fleet: Fleet,
-    num_rounds: int,
-    participation: MinSeparation,
-    *,
-    least: float = 0.95,
-    seed: int = 0,
-) -> bool:
-    """Whether a fleet with timers reaches its last round, by simulation.
-
-    The fleet has to survive both models of absence: each device is available with the probability
-    ``returning`` in each round; or each device stays away for about ``absent_rounds`` after its
-    timer and is then available.
-
-    With timers that count rounds, a fleet ends when the timers leave fewer devices than a round
-    needs. With timers of hours, it ends when so many attempts failed that participations came
-    closer than the schema allows.
-
-    Args:
-      fleet: The devices.
-      num_rounds: The rounds n.
-      participation: The separation b and the most participations k.
-      least: The required probability of survival, above 0 and below 1.
-      seed: Of all that is drawn.
-
-    Returns:
-      Whether at least this share of 100 simulated fleets survives, in both models.
-    """
-    most = math.floor((1.0 - least) * _SIMULATIONS + 1e-9)
-    for law in fleet.laws():
-        state = _Fleets(law, num_rounds, participation, _SIMULATIONS, seed)
-        while state.goes_on() and np.count_nonzero(~state.alive) <= most:
-            state.step()
-        if np.count_nonzero(state.rounds < num_rounds) > most:
-            return False
-    return True
-
-
-def ends(
-    fleet: Fleet, num_rounds: int, participation: MinSeparation, simulations: int, seed: int = 0
-) -> IntArray:
-    """Simulates fleets, and returns how many rounds each of them completes.
-
-    Args:
-      fleet: The devices.
-      num_rounds: The rounds n.
-      participation: The separation b and the most participations k.
-      simulations: The number of fleets.
-      seed: Of all that is drawn.
-
-    Returns:
-      (simulations,) int64: ``num_rounds`` for a fleet that survives.
-    """
-    state = _Fleets(fleet, num_rounds, participation, simulations, seed)
-    while state.goes_on():
-        state.step()
-    return state.rounds
 
 
 class _Fleets:
@@ -422,97 +564,6 @@ class _Fleets:
             self._checked += 1
 
 
-@dataclasses.dataclass(frozen=True)
-class Pair:
-    """A separation and a limit on participations that a fleet survives, with their noise.
-
-    Attributes:
-      participation: Separation and limit; without a limit if that needs no more noise.
-      noise: The rmse of prefix sums at noise multiplier 1 with a banded square root under this
-        schema. It is used to rank pairs; the plan then finds better matrices.
-    """
-
-    participation: MinSeparation
-    noise: float
-
-
-def choose(
-    fleet: Fleet,
-    num_rounds: int,
-    *,
-    least: float = 0.95,
-    max_participations: int | None = None,
-    may_extend_to: int | None = None,
-) -> tuple[Pair, ...]:
-    """Finds the schemas with the least noise that a fleet survives.
-
-    It finds the largest surviving separation without a limit on participations, and the smallest
-    limit that survives with this separation. For smaller limits, it finds the largest surviving
-    separations, as long as they need less noise than the first pair. A smaller limit leaves fewer
-    devices for the last rounds.
-
-    Args:
-      fleet: The devices.
-      num_rounds: The rounds n.
-      least: The required probability of survival, above 0 and below 1.
-      max_participations: The only limit to try; None for all.
-      may_extend_to: The rounds after an extension, which the fleet has to survive as well, with a
-        limit that fits into ``num_rounds`` or without a limit. None for no extension.
-
-    Returns:
-      The pairs, by increasing noise.
-
-    Raises:
-      ValueError: If no separation survives. The message names a population that would survive.
-    """
-    fixed = dataclasses.replace(fleet, over_selection=fleet.selected_per_upload)
-    rounds = max(num_rounds, may_extend_to or 0)
-
-    def survive(most: int | None, separation: int) -> bool:
-        return survives(fixed, rounds, MinSeparation(separation, most), least=least)
-
-    def is_worse(most: int, separation: int) -> bool:
-        return noise_of(num_rounds, MinSeparation(separation, most)) > first_noise
-
-    high = fleet.population // fleet.clients_per_round
-    if fleet.timer_hours is not None:
-        high = fleet.separation_of_hours(rounds)
-    high = min(num_rounds, high)
-    separation = high
-    if not high or not survive(max_participations, high):
-        separation = largest(1, high - 1, functools.partial(survive, max_participations))
-    if separation == 0:
-        raise ValueError(_starving(fixed, num_rounds, least, max_participations))
-    schemas = [MinSeparation(separation, max_participations)]
-    fits = schemas[0].most_participations(num_rounds)
-    if max_participations is None and may_extend_to is None and fits * rounds <= _MOST_KINDS:
-        least_most = math.ceil(num_rounds * fleet.clients_per_round / fleet.population)
-
-        def fewest(apart: int) -> int:
-            # -k is the last of -fits, ..., -least_most that survives.
-            return -largest(-fits + 1, -least_most, lambda k: survive(-k, apart)) or fits
-
-        # With timers of hours, the simulation does not depend on the separation.
-        most = fewest(separation if fleet.timer_hours is None else 1)
-        more = range(most, fits, max(1, (fits - most) // _MORE))
-        schemas += [MinSeparation(separation, each) for each in more]
-        if fleet.timer_hours is not None:
-            least_most = most
-        elif separation > 1 and (fewer := fewest(separation - 1)) < most:
-            # The largest separation may survive only without a limit.
-            separation, most = separation - 1, fewer
-            schemas.append(MinSeparation(separation, most))
-        first_noise = noise_of(num_rounds, schemas[0])
-        for fewer in range(most - 1, max(least_most, most - _MOST_TRIED) - 1, -1):
-            low = 1 + largest(1, separation, functools.partial(is_worse, fewer))
-            separation = largest(low, separation, functools.partial(survive, fewer))
-            if separation < low:
-                break
-            schemas.append(MinSeparation(separation, fewer))
-    pairs = [Pair(schema, noise_of(num_rounds, schema)) for schema in schemas]
-    return tuple(sorted(pairs, key=lambda pair: pair.noise))
-
-
 def largest(low: int, high: int, holds: Callable[[int], bool]) -> int:
     """Returns the largest number of a range for which a test holds, within 2 %, or 0.
 
@@ -556,65 +607,6 @@ def _noise_of_bands(num_rounds: int, bands: int) -> float:
     return math.sqrt(float(strategy @ strategy) * mean_square)
 
 
-@dataclasses.dataclass(frozen=True)
-class Margins:
-    """How far single properties of a fleet may change until the schema just survives.
-
-    Attributes:
-      population: The smallest number of devices.
-      dropout: The largest probability of a dropout, with the same over-selection.
-      longest_minutes: With timers of hours: the minutes of a round above which participations come
-        closer than the schema.
-      shortest_minutes: With timers of hours: the minutes below which rounds starve.
-      pause_hours: With timers of hours: the longest pause that keeps the separation.
-    """
-
-    population: int
-    dropout: float
-    longest_minutes: float | None = None
-    shortest_minutes: float | None = None
-    pause_hours: float | None = None
-
-
-def margins(fleet: Fleet, num_rounds: int, participation: MinSeparation) -> Margins:
-    """Finds how far single properties of a fleet may change, to about 1 %.
-
-    Args:
-      fleet: The fleet, which survives with the schema.
-      num_rounds: The rounds n.
-      participation: The schema.
-
-    Returns:
-      The limits of each property.
-    """
-    fixed = dataclasses.replace(fleet, over_selection=fleet.selected_per_upload)
-
-    def survive(**changed: Any) -> bool:
-        other = dataclasses.replace(fixed, **changed)
-        return survives(other, num_rounds, participation, least=_LEAST_OF_MARGINS)
-
-    population = math.ceil(
-        _nearest(0.0, fleet.population, lambda x: x >= 1.0 and survive(population=math.ceil(x)))
-    )
-    dropout = _nearest(0.99, fleet.dropout, lambda x: survive(dropout=x))
-    if fleet.timer_hours is None:
-        return Margins(population, dropout)
-    minutes, hours = float(fleet.round_minutes or 0.0), fleet.timer_hours
-    at_speed = dataclasses.replace(fixed, slower=0.0)
-
-    def keeps(minutes: float, pause_hours: float = 0.0) -> bool:
-        other = dataclasses.replace(at_speed, round_minutes=minutes)
-        return other.separation_of_hours(num_rounds, pause_hours) >= participation.separation
-
-    return Margins(
-        population,
-        dropout,
-        longest_minutes=_nearest(60.0 * hours / participation.separation, minutes, keeps, 20),
-        shortest_minutes=_nearest(0.0, minutes, lambda x: x > 0.0 and survive(round_minutes=x)),
-        pause_hours=_nearest(hours, 0.0, lambda pause: keeps(minutes, pause), 20),
-    )
-
-
 def _nearest(fails: float, holds: float, test: Callable[[float], bool], steps: int = 7) -> float:
     """The number nearest to ``fails`` for which a test holds, by bisection from ``holds``."""
     for _ in range(steps):
@@ -633,7 +625,7 @@ def _starving(fleet: Fleet, num_rounds: int, least: float, max_participations: i
     while not advice and 2 * population <= _MOST_DEVICES:
         population *= 2
         other = dataclasses.replace(fleet, population=population)
-        if survives(other, num_rounds, schema, least=least):
+        if other.survives(num_rounds, schema, least=least):
             advice = f"{population} devices, "
     return (
         f"no separation keeps {num_rounds} rounds of {fleet.clients_per_round} clients alive with "

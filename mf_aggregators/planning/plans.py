@@ -25,7 +25,6 @@ from mf_aggregators.lower_bounds import LowerBound
 from mf_aggregators.mechanism import Mechanism, check_charged
 from mf_aggregators.noise.places import NoiseCost
 from mf_aggregators.participation import Participation, sampling_scheme
-from mf_aggregators.planning import fleets
 from mf_aggregators.planning.fleets import Fleet
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.workloads import Workload
@@ -246,7 +245,7 @@ class Setting:
                 "per round of the plan."
             )
         if self.participation is None:
-            pairs = fleets.choose(self.fleet, self.num_rounds, may_extend_to=self.may_extend_to)
+            pairs = self.fleet.choose(self.num_rounds, may_extend_to=self.may_extend_to)
             object.__setattr__(self, "participation", pairs[0].participation)
 
     @property

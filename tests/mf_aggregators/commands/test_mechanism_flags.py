@@ -4,7 +4,6 @@ import pytest
 
 from mf_aggregators import planning
 from mf_aggregators.participation import MinSeparation
-from mf_aggregators.planning import fleets
 from mf_aggregators.planning.fleets import Fleet
 from tests import console_commands
 
@@ -26,7 +25,7 @@ def test_a_plan_has_the_schema_that_its_fleet_survives() -> None:
     schema = MinSeparation(fleet["separation"], fleet["max_participations"])
 
     assert found["participation"] == str(schema)
-    assert fleets.survives(Fleet(300, 12, 0.2, 1.4), 60, schema)
+    assert Fleet(300, 12, 0.2, 1.4).survives(60, schema)
     # Without slack, 25 apart is the most.
     assert schema.separation < 25
     assert fleet["pairs"][0]["noise"] == 1.0
@@ -41,7 +40,7 @@ def test_a_plan_keeps_slack_for_dropouts_by_default() -> None:
     assert fleet["is_assumed"]
     assert fleet["dropout"] == 0.1
     schema = MinSeparation(fleet["separation"], fleet["max_participations"])
-    assert fleets.survives(Fleet(300, 12), 60, schema)
+    assert Fleet(300, 12).survives(60, schema)
     setting = planning.Setting(60, 300, 12, None, None, 8.0, 1e-4, 1000, fleet=Fleet(300, 12))
     assert setting.participation == schema
 

@@ -26,17 +26,17 @@ _EXACT = {"dropout": 0.0, "spread": 0.0, "interruptions": 0.0}
 def test_without_faults_the_population_is_the_limit(population: int, clients: int) -> None:
     fleet = Fleet(population, clients, **_EXACT)
 
-    pairs = fleets.choose(fleet, 40)
+    pairs = fleet.choose(40)
 
     assert {pair.participation.separation for pair in pairs[:1]} == {population // clients}
-    assert not fleets.survives(fleet, 40, MinSeparation(population // clients + 1))
+    assert not fleet.survives(40, MinSeparation(population // clients + 1))
 
 
 def test_devices_that_may_not_return_leave_the_fleet() -> None:
     # 30 devices, 5 a round and one participation each: enough for 6 rounds.
     fleet, schema = Fleet(30, 5, **_EXACT), MinSeparation(1, 1)
 
-    assert list(fleets.ends(fleet, 20, schema, 3)) == [6, 6, 6]
+    assert list(fleet.ends(20, schema, 3)) == [6, 6, 6]
 
 
 def test_devices_stay_away_after_their_timers() -> None:
@@ -44,11 +44,11 @@ def test_devices_stay_away_after_their_timers() -> None:
     # device comes back while the server waits for the first, too: if the first one is still away
     # with probability u, uniform from 1/2 to 1, the other is back in time with 1 - u/2.
     fleet = Fleet(2, 1, **_EXACT, absent_rounds=100.0)
-    ends = fleets.ends(fleet, 4, MinSeparation(2), 3000)
+    ends = fleet.ends(4, MinSeparation(2), 3000)
 
     assert stats.binomtest(int(np.sum(ends > 2)), 3000, 1 / 2).pvalue > 1e-4
     assert stats.binomtest(int(np.sum(ends == 4)), 3000, 5 / 16).pvalue > 1e-4
-    assert not fleets.survives(fleet, 4, MinSeparation(2))
+    assert not fleet.survives(4, MinSeparation(2))
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_counts_end_as_devices_with_names_do(
                 return 40
         raise AssertionError
 
-    ends = fleets.ends(fleet, 40, schema, 400)
+    ends = fleet.ends(40, schema, 400)
     named = np.array([end_of(seed) for seed in range(150)])
 
     # Neither all nor none survive, or nothing would be compared.
@@ -131,16 +131,16 @@ def test_hours_survive_until_attempts_that_fail_bring_participations_closer() ->
     assert 0.5 < share < 0.9
 
     # 20 rounds fit into the timer; of that many attempts some fail in every fleet.
-    assert not fleets.survives(fleet, 200, MinSeparation(19))
-    assert fleets.survives(fleet, 200, MinSeparation(5))
-    best = fleets.choose(fleet, 200)[0].participation
+    assert not fleet.survives(200, MinSeparation(19))
+    assert fleet.survives(200, MinSeparation(5))
+    best = fleet.choose(200)[0].participation
     assert 5 <= best.separation < 19 * share
 
 
 def test_fewer_participations_have_less_noise_where_hours_set_the_separation() -> None:
     fleet = Fleet(30_000, 65, timer_hours=24.0, round_minutes=12.0)
 
-    pairs = fleets.choose(fleet, 1000)
+    pairs = fleet.choose(1000)
 
     best, unlimited = pairs[0], pairs[-1]
     assert unlimited.participation.max_participations is None
@@ -164,11 +164,11 @@ def test_the_noise_is_that_of_the_matrix_it_names() -> None:
 
 def test_margins_are_the_last_fleets_that_survive() -> None:
     fleet, schema = Fleet(3000, 100, dropout=0.1), MinSeparation(20)
-    found = fleets.margins(fleet, 100, schema)
+    found = fleet.margins(100, schema)
 
     def survives(population: float, dropout: float) -> bool:
         changed = Fleet(round(population), 100, dropout, fleet.selected / 100)
-        return fleets.survives(changed, 100, schema, least=0.86)
+        return changed.survives(100, schema, least=0.86)
 
     assert found.population < 3000
     assert survives(found.population, 0.1)
@@ -178,7 +178,7 @@ def test_margins_are_the_last_fleets_that_survive() -> None:
 
 def test_margins_of_hours_follow_from_the_timer() -> None:
     fleet = Fleet(30_000, 65, timer_hours=24.0, round_minutes=12.0)
-    found = fleets.margins(fleet, 300, MinSeparation(108))
+    found = fleet.margins(300, MinSeparation(108))
 
     assert found.longest_minutes is not None
     # Clocks are off by five minutes, and a round more begins before the timer has run out.
@@ -188,10 +188,10 @@ def test_margins_of_hours_follow_from_the_timer() -> None:
 
 def test_a_fleet_that_is_too_small_is_refused_with_one_that_is_not() -> None:
     with pytest.raises(ValueError, match="no separation keeps 50 rounds of 100 clients") as error:
-        fleets.choose(Fleet(105, 100, dropout=0.2), 50)
+        Fleet(105, 100, dropout=0.2).choose(50)
 
     words = str(error.value).split(": use ")[1]
-    assert fleets.choose(Fleet(int(words.split()[0]), 100, dropout=0.2), 50)
+    assert Fleet(int(words.split()[0]), 100, dropout=0.2).choose(50)
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_plans_survive_fleets_that_they_were_not_made_for(number: int) -> None:
         other = OtherFleet.random(generator)
         num_rounds = int(generator.integers(30, 120))
         try:
-            best = fleets.choose(other.planned, num_rounds)[0]
+            best = other.planned.choose(num_rounds)[0]
         except ValueError:
             refused += 1
             wrongly += any(
