@@ -83,7 +83,7 @@ def simulated(
     sums += others * generator.normal(size=rows.shape)
     sums[:, :canaries] += _CLIP * takes_part * drawn.is_included
     released = sums / _COHORT
-    return run_audit.judge(
+    return RunAudit.of(
         released,
         takes_part,
         drawn.is_included,

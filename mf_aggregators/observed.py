@@ -202,7 +202,7 @@ class Observed:
         """
         if self.ledger is None or self.gap is not None:
             return None
-        return guarantees.least_protected(self._unamplified(delta), self.ledger)
+        return LeastProtected.of(self._unamplified(delta), self.ledger)
 
     def least_protected_person(
         self, people: Mapping[str, Iterable[str]] | str | os.PathLike[str], delta: float
@@ -225,7 +225,7 @@ class Observed:
         named = ledgers.people_of(people)
         if self.ledger is None or self.gap is not None:
             return None
-        return guarantees.least_protected(self._unamplified(delta), self.ledger, named)
+        return LeastProtected.of(self._unamplified(delta), self.ledger, named)
 
     def statement(self, facts: RunFacts, delta: float) -> Statement:
         """Returns the privacy statement of a run that ended.
@@ -268,7 +268,7 @@ class Observed:
             worst_client=(
                 None
                 if is_drawn or self.ledger is None or gap is not None
-                else guarantees.least_protected(statement.plan, self.ledger)
+                else LeastProtected.of(statement.plan, self.ledger)
             ),
             other_runs=None,
         )

@@ -435,6 +435,65 @@ class RunAudit:
     noise: _FreshNoise
     is_refuted: bool
 
+    @classmethod
+    def of(
+        cls,
+        projected: FloatArray,
+        joins: BoolArray,
+        is_included: BoolArray,
+        claimed: FloatArray,
+        *,
+        contribution: float,
+        noise_multiplier: float,
+        delta: float,
+        epsilon: float,
+        false_alarm_rate: float = FALSE_ALARM_RATE,
+    ) -> "RunAudit":
+        """Guesses the coins of all canaries, and tests the claim by right guesses and new noise.
+
+        Args:
+          projected: (n, D) floats: :meth:`Canaries.project` of each round's release.
+          joins: (n, m) bool: the rounds in which each canary takes part if it is in.
+          is_included: (m,) bool: the coins.
+          claimed: (n, n): the matrix C over the standard deviation of Z in the released mean.
+          contribution: The amount that a canary in the run adds to a release along its direction.
+          noise_multiplier: The claimed noise multiplier.
+          delta: The delta of epsilons.
+          epsilon: The claimed epsilon.
+          false_alarm_rate: The largest probability with which a run that keeps its claim is
+            refuted.
+
+        Returns:
+          The audit.
+
+        Raises:
+          ValueError: If a released number is not finite, or there are no more directions without a
+            canary than rounds.
+        """
+        noise = _fresh_noise(projected[:, is_included.size :], claimed)
+        statistic, powers = _scores(projected, joins, contribution)
+        certainty = powers * (statistic - 0.5 * powers)
+        is_right = (certainty > 0.0) == is_included
+        mu, canaries, right = 1.0 / noise_multiplier, is_included.size, int(np.sum(is_right))
+        guesses = _choose_guesses(canaries, mu, MISS_PROBABILITY)
+        surest = np.argsort(-np.abs(certainty), kind="stable")[:guesses]
+        # Each of the two tests gets half of the false alarm rate.
+        half = 0.5 * false_alarm_rate
+        return cls(
+            canaries=canaries,
+            included=int(np.sum(is_included)),
+            right=right,
+            mu=mu,
+            delta=delta,
+            epsilon=epsilon,
+            mu_lower_bound=mu_of_right_guesses(right, canaries, MISS_PROBABILITY),
+            mu_lower_bound_any_mechanism=_mu_of_any_mechanism(
+                int(np.sum(is_right[surest])), guesses, canaries, MISS_PROBABILITY
+            ),
+            noise=noise,
+            is_refuted=mu_of_right_guesses(right, canaries, half) > mu or noise.p_value < half,
+        )
+
     @property
     def epsilon_lower_bound(self) -> float:
         """The epsilon at ``delta`` of ``mu_lower_bound``."""
@@ -470,63 +529,6 @@ class RunAudit:
         noise = (audit.noise.weakest_round, share)
         values = (audit.included, audit.right, *epsilons, *noise, audit.is_refuted)
         return found | dict(zip(_FOUND, values, strict=True))
-
-
-def judge(
-    projected: FloatArray,
-    joins: BoolArray,
-    is_included: BoolArray,
-    claimed: FloatArray,
-    *,
-    contribution: float,
-    noise_multiplier: float,
-    delta: float,
-    epsilon: float,
-    false_alarm_rate: float = FALSE_ALARM_RATE,
-) -> RunAudit:
-    """Guesses the coins of all canaries, and tests the claim by right guesses and new noise.
-
-    Args:
-      projected: (n, D) floats: :meth:`Canaries.project` of each round's release.
-      joins: (n, m) bool: the rounds in which each canary takes part if it is in.
-      is_included: (m,) bool: the coins.
-      claimed: (n, n): the matrix C over the standard deviation of Z in the released mean.
-      contribution: The amount that a canary in the run adds to a release along its direction.
-      noise_multiplier: The claimed noise multiplier.
-      delta: The delta of epsilons.
-      epsilon: The claimed epsilon.
-      false_alarm_rate: The largest probability with which a run is refuted that keeps its claim.
-
-    Returns:
-      The audit.
-
-    Raises:
-      ValueError: If a released number is not finite, or there are no more directions without a
-        canary than rounds.
-    """
-    noise = _fresh_noise(projected[:, is_included.size :], claimed)
-    statistic, powers = _scores(projected, joins, contribution)
-    certainty = powers * (statistic - 0.5 * powers)
-    is_right = (certainty > 0.0) == is_included
-    mu, canaries, right = 1.0 / noise_multiplier, is_included.size, int(np.sum(is_right))
-    guesses = _choose_guesses(canaries, mu, MISS_PROBABILITY)
-    surest = np.argsort(-np.abs(certainty), kind="stable")[:guesses]
-    # Each of the two tests gets half of the false alarm rate.
-    half = 0.5 * false_alarm_rate
-    return RunAudit(
-        canaries=canaries,
-        included=int(np.sum(is_included)),
-        right=right,
-        mu=mu,
-        delta=delta,
-        epsilon=epsilon,
-        mu_lower_bound=mu_of_right_guesses(right, canaries, MISS_PROBABILITY),
-        mu_lower_bound_any_mechanism=_mu_of_any_mechanism(
-            int(np.sum(is_right[surest])), guesses, canaries, MISS_PROBABILITY
-        ),
-        noise=noise,
-        is_refuted=mu_of_right_guesses(right, canaries, half) > mu or noise.p_value < half,
-    )
 
 
 def one_run(
@@ -669,7 +671,7 @@ def _audit_of_rows(
     # The standard deviation of an entry of Z in the released mean.
     stddev = mechanism.sigma * contribution
     strategy = mechanism.factorization.strategy_matrix()[:num_rounds, :num_rounds]
-    return judge(
+    return RunAudit.of(
         projected,
         joins,
         canaries.is_included,

@@ -337,8 +337,8 @@ class Fleet:
           num_rounds: The rounds n.
           least: The required probability of survival, above 0 and below 1.
           max_participations: The only limit to try; None for all.
-          may_extend_to: The rounds after an extension, which the fleet has to survive as well, with a
-            limit that fits into ``num_rounds`` or without a limit. None for no extension.
+          may_extend_to: The rounds after an extension, which the fleet has to survive as well, with
+            a limit that fits into ``num_rounds`` or without a limit. None for no extension.
 
         Returns:
           The pairs, by increasing noise.

@@ -246,39 +246,66 @@ class LeastProtected:
     def __post_init__(self) -> None:
         inputs.check_types(self)
 
+    @classmethod
+    def of(
+        cls, plan: Guarantee, ledger: Ledger, people: Mapping[str, Sequence[str]] | None = None
+    ) -> "LeastProtected | None":
+        """Returns the client, or person, with the largest sensitivity for its own rounds.
 
-def least_protected(
-    plan: Guarantee, ledger: Ledger, people: Mapping[str, Sequence[str]] | None = None
-) -> LeastProtected | None:
-    """Returns the client, or person, with the largest sensitivity for its own rounds.
+        One client's contributions in the rounds of a pattern change C x by at most
+        ``sqrt(sum |X[i, j]|)`` over i, j in the pattern, with X = C^T C (BandMF Eq. 5 for a schema
+        with only this pattern). The bound is exact if all these entries can be made positive by a
+        choice of signs. So the client's epsilon is at most that of
+        ``ObservedParticipation.guarantee``, which covers every pattern of the observed separation
+        and number of participations.
 
-    One client's contributions in the rounds of a pattern change C x by at most ``sqrt(sum |X[i,
-    j]|)`` over i, j in the pattern, with X = C^T C (BandMF Eq. 5 for a schema with only this
-    pattern). The bound is exact if all these entries can be made positive by a choice of signs. So
-    the client's epsilon is at most that of ``ObservedParticipation.guarantee``, which covers every
-    pattern of the observed separation and number of participations.
+        All clients of a person are zeroed together (``kernel.sensitivity``). A client that several
+        people share counts twice for each of them: with and without one person's part, its update
+        may be two clip norms apart.
 
-    All clients of a person are zeroed together (``kernel.sensitivity``). A client that several
-    people share counts twice for each of them: with and without one person's part, its update may
-    be two clip norms apart.
+        Args:
+          plan: The planned guarantee, which determines the noise.
+          ledger: A complete ledger.
+          people: The clients of each person; None to find the least protected client.
 
-    Args:
-      plan: The planned guarantee, which determines the noise.
-      ledger: A complete ledger.
-      people: The clients of each person; None to find the least protected client.
+        Returns:
+          The client or person (the first one, if several have the same sensitivity); None if no
+          client took part, or for more than 8,192 rounds, whose Gram matrix would be too large.
 
-    Returns:
-      The client or person (the first one, if several have the same sensitivity); None if no client
-      took part, or for more than 8,192 rounds, whose Gram matrix would be too large.
+        Raises:
+          LedgerError: If a client of the ledger belongs to no person.
+        """
+        if people is not None:
+            of_people = _rounds_of_people(ledger, people)
+            return cls._of_rounds(plan, of_people, ledger.num_rounds, Basis.PEOPLE)
+        of_clients = dict(zip(ledger.client_ids, ledger.rounds_of_clients, strict=True))
+        return cls._of_rounds(plan, of_clients, ledger.num_rounds, Basis.LEDGER)
 
-    Raises:
-      LedgerError: If a client of the ledger belongs to no person.
-    """
-    if people is not None:
-        of_people = _rounds_of_people(ledger, people)
-        return _least_protected(plan, of_people, ledger.num_rounds, Basis.PEOPLE)
-    of_clients = dict(zip(ledger.client_ids, ledger.rounds_of_clients, strict=True))
-    return _least_protected(plan, of_clients, ledger.num_rounds, Basis.LEDGER)
+    @classmethod
+    def _of_rounds(
+        cls, plan: Guarantee, rounds_of: Mapping[str, IntArray], num_rounds: int, basis: Basis
+    ) -> "LeastProtected | None":
+        """The client or person with the largest sensitivity, the first one if several have it.
+
+        The rounds of a person are sorted, and a round is repeated for each client in it.
+        """
+        by_count: dict[int, list[str]] = {}
+        for name, rounds in rounds_of.items():
+            if len(rounds):
+                by_count.setdefault(len(rounds), []).append(name)
+        if not by_count or num_rounds > _MOST_ROUNDS_OF_GRAM:
+            return None
+        # Rows of C for rounds that were not released are left out.
+        leading = strategy_of(plan.claim.rows, num_rounds).columns(tuple(range(num_rounds)))
+        magnitudes = np.abs(leading.T @ leading)
+        moves: dict[str, float] = {}
+        for names in by_count.values():
+            squared = _squared(magnitudes, np.stack([rounds_of[name] for name in names]))
+            moves.update(zip(names, np.sqrt(squared).tolist(), strict=True))
+        worst = max(rounds_of, key=lambda name: moves.get(name, -1.0))
+        pattern = tuple(rounds_of[worst].tolist())
+        own = plan.without_draws(taking_part=Pattern(pattern), num_rounds=num_rounds, basis=basis)
+        return cls(worst, pattern, claim.check(own))
 
 
 def _rounds_of_people(ledger: Ledger, people: Mapping[str, Sequence[str]]) -> dict[str, IntArray]:
@@ -311,32 +338,6 @@ def _weights(people: Mapping[str, Sequence[str]]) -> dict[str, int]:
     for clients in people.values():
         found |= {each: 2 if each in found else 1 for each in clients}
     return found
-
-
-def _least_protected(
-    plan: Guarantee, rounds_of: Mapping[str, IntArray], num_rounds: int, basis: Basis
-) -> LeastProtected | None:
-    """The client or person with the largest sensitivity, the first one if several have it.
-
-    The rounds of a person are sorted, and a round is repeated for each client in it.
-    """
-    by_count: dict[int, list[str]] = {}
-    for name, rounds in rounds_of.items():
-        if len(rounds):
-            by_count.setdefault(len(rounds), []).append(name)
-    if not by_count or num_rounds > _MOST_ROUNDS_OF_GRAM:
-        return None
-    # Rows of C for rounds that were not released are left out.
-    leading = strategy_of(plan.claim.rows, num_rounds).columns(tuple(range(num_rounds)))
-    magnitudes = np.abs(leading.T @ leading)
-    moves: dict[str, float] = {}
-    for names in by_count.values():
-        squared = _squared(magnitudes, np.stack([rounds_of[name] for name in names]))
-        moves.update(zip(names, np.sqrt(squared).tolist(), strict=True))
-    worst = max(rounds_of, key=lambda name: moves.get(name, -1.0))
-    pattern = tuple(rounds_of[worst].tolist())
-    own = plan.without_draws(taking_part=Pattern(pattern), num_rounds=num_rounds, basis=basis)
-    return LeastProtected(worst, pattern, claim.check(own))
 
 
 def _squared(magnitudes: FloatArray, patterns: IntArray) -> FloatArray:

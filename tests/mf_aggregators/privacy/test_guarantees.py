@@ -610,7 +610,7 @@ def _worst(
     num_rounds: int,
 ) -> LeastProtected | None:
     plan = plan_of(factorization, SingleParticipation(), 1.0, 1e-5)
-    return guarantees.least_protected(plan, _ledger(rounds_of_clients, num_rounds))
+    return LeastProtected.of(plan, _ledger(rounds_of_clients, num_rounds))
 
 
 @pytest.fixture(scope="module")
@@ -668,7 +668,7 @@ def test_no_client_is_worse_off_than_the_observed_guarantee_says(
     observed = ObservedParticipation.of(rounds_of_clients, _ROUNDS_OF_LEDGER)
     guarantee = observed.guarantee(plan)
     record = _ledger(rounds_of_clients, _ROUNDS_OF_LEDGER)
-    worst = guarantees.least_protected(plan, record)
+    worst = LeastProtected.of(plan, record)
     if worst is None:
         assert observed.max_participations == 0
     else:

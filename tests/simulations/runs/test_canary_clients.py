@@ -248,7 +248,7 @@ def _refuted(run: Run) -> Any:
     noise, is_included = np.random.default_rng(0), np.tile([True, False], _CANARIES // 2)
     # Of one round, with next to no noise.
     released = noise.normal(size=(1, 2 * _CANARIES)) + np.pad(9.0 * is_included, (0, _CANARIES))
-    audit = run_audit.judge(
+    audit = run_audit.RunAudit.of(
         released,
         np.ones((1, _CANARIES), bool),
         is_included,
