@@ -7,7 +7,7 @@ is the model after round i (up to sign and learning rate).
 import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias, overload
+from typing import Any, TypeAlias
 
 import numpy as np
 import scipy.linalg
@@ -385,10 +385,6 @@ class _MatrixWorkload:
 AnyWorkload: TypeAlias = Workload | _MatrixWorkload
 
 
-@overload
-def checked(workload: Workload | int) -> Workload: ...
-@overload
-def checked(workload: Any) -> AnyWorkload: ...
 def checked(workload: Any) -> AnyWorkload:
     """Checks an argument, and returns the workload that it means.
 

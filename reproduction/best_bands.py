@@ -24,6 +24,7 @@ from mf_aggregators.participation import (
 )
 from mf_aggregators.planning import planner
 from mf_aggregators.progress_bars import ProgressBar
+from mf_aggregators.workloads import Workload
 from reproduction.experiment import (
     BANDMF,
     Data,
@@ -120,7 +121,7 @@ def banded_matrix(
         return factorizations.identity(num_rounds)
     options = {"num_bands": num_bands, "relative_gap": RELATIVE_GAP_OF_PLANS}
     variant = Variant("banded", options, depends_on_schema=False)
-    return planner.computed(variant, num_rounds, cache_directory)
+    return planner.computed(variant, Workload("prefix_sum", num_rounds), cache_directory)
 
 
 _DELTA = 1e-6

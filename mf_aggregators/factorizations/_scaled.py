@@ -149,7 +149,7 @@ class ScaledToeplitz(ToeplitzStructure):
         self,
         num_rounds: int,
         participation: Participation,
-        workload: Workload,
+        workload: AnyWorkload,
         parameters: dict[str, Any],
     ) -> Factorization:
         if self.row_scales is not None:

@@ -45,7 +45,7 @@ from mf_aggregators.participation import (
     Participation,
     check,
 )
-from mf_aggregators.workloads import Workload
+from mf_aggregators.workloads import AnyWorkload
 
 # The bytes that a search needs at least for each entry of C (bands, blocks and steps): for the mean
 # error and for an extension; and for the maximum, which keeps twice as many steps and the last few
@@ -237,7 +237,7 @@ def from_bands(bands: Any) -> BandedFactorization:
 
 
 def extended_bands(
-    bands: FloatArray, workload: Workload, participation: Participation, first_horizon: int
+    bands: FloatArray, workload: AnyWorkload, participation: Participation, first_horizon: int
 ) -> FloatArray:
     """Returns the bands of a matrix for more rounds, with given first rows.
 

@@ -211,7 +211,7 @@ class Factorization(abc.ABC):
         self,
         num_rounds: int,
         participation: Participation,
-        workload: Workload,
+        workload: AnyWorkload,
         parameters: dict[str, Any],
     ) -> "Factorization":
         """Makes the result of :meth:`extended` from checked arguments.
@@ -753,7 +753,11 @@ class BandedFactorization(Factorization):
 
     def strategy_matrix(self) -> FloatArray:
         """Returns C as a dense (n, n) array."""
-        return matrix_from_bands(self.bands)
+        dense = np.zeros((self.num_rounds, self.num_rounds))
+        for t in range(self.num_bands):
+            rounds = np.arange(t, self.num_rounds)
+            dense[rounds, rounds - t] = self.bands[t:, t]
+        return dense
 
     def noise_recursion(self) -> rows.BandedNoise:
         """Returns the recursion over the last ``num_bands - 1`` noise rows."""
@@ -797,7 +801,7 @@ class BandedFactorization(Factorization):
         self,
         num_rounds: int,
         participation: Participation,
-        workload: Workload,
+        workload: AnyWorkload,
         parameters: dict[str, Any],
     ) -> "BandedFactorization":
         # Imported here, because that module imports this one.
@@ -818,16 +822,6 @@ class BandedFactorization(Factorization):
         return BandedFactorization(
             self.bands[:num_rounds], participation=self.participation, parameters=parameters
         )
-
-
-def matrix_from_bands(bands: FloatArray) -> FloatArray:
-    """Returns the dense lower-triangular C with ``C[i, i - t] = bands[i, t]``."""
-    num_rounds, num_bands = bands.shape
-    dense = np.zeros((num_rounds, num_rounds))
-    for t in range(num_bands):
-        rows = np.arange(t, num_rounds)
-        dense[rows, rows - t] = bands[t:, t]
-    return dense
 
 
 def bands_of_matrix(matrix: FloatArray, num_bands: int) -> FloatArray:

@@ -301,7 +301,7 @@ class ToeplitzFactorization(ToeplitzOfCoefficients):
         self,
         num_rounds: int,
         participation: Participation,
-        workload: Workload,
+        workload: AnyWorkload,
         parameters: dict[str, Any],
     ) -> "ToeplitzFactorization":
         if self.equal_column_norms:

@@ -33,7 +33,7 @@ from mf_aggregators.participation import (
     Participation,
     check,
 )
-from mf_aggregators.workloads import AnyWorkload, Workload
+from mf_aggregators.workloads import AnyWorkload
 
 _DECODERS = ("online", "full")
 # A lower estimate of the bytes for each round of the rows of a decoder.
@@ -122,7 +122,7 @@ class TreeAggregationFactorization(Factorization):
         self,
         num_rounds: int,
         participation: Participation,
-        workload: Workload,
+        workload: AnyWorkload,
         parameters: dict[str, Any],
     ) -> Factorization:
         if self.decoder != "online":

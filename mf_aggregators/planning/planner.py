@@ -42,7 +42,6 @@ from mf_aggregators import (
     inputs,
     lower_bounds,
     version,
-    workloads,
 )
 from mf_aggregators.catalogue import Clients, Variant
 from mf_aggregators.factorizations import DenseFactorization, Factorization
@@ -700,30 +699,27 @@ def _most_seconds(setting: Setting) -> float:
     return max(_MOST_SECONDS_PER_ROUND, _MOST_TIMES_INDEPENDENT * independent.seconds_per_round)
 
 
-def computed(
-    variant: Variant, workload: Workload | int, cache: pathlib.Path | None
-) -> Factorization:
+def computed(variant: Variant, workload: Workload, cache: pathlib.Path | None) -> Factorization:
     """Returns the factorization of a variant, from the cache if it is there.
 
     Args:
       variant: A feasible variant; if it approximates a base, the base is computed first.
-      workload: The workload to optimise for; a number of rounds n means the prefix sum.
+      workload: The workload to optimise for.
       cache: The directory where factorizations are cached between calls; None for no cache.
     """
-    trained = workloads.checked(workload)
 
     def compute() -> Factorization:
         options = dict(variant.options)
         if variant.base is not None:
-            options["base_checkpoint"] = computed(variant.base, trained, cache)
+            options["base_checkpoint"] = computed(variant.base, workload, cache)
         schema = variant.participation if variant.depends_on_schema else None
-        return catalogue.entry(variant.kind).build(trained, schema, options)
+        return catalogue.entry(variant.kind).build(workload, schema, options)
 
     if variant.factorization is not None:
         return variant.factorization
     if not variant.is_search:
         return compute()
-    return fetch(cache, _description_of(variant, trained), compute)
+    return fetch(cache, _description_of(variant, workload), compute)
 
 
 def _described(what: str, workload: Workload) -> dict[str, Any]:

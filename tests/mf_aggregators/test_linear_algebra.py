@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators import linear_algebra, workloads
-from mf_aggregators.factorizations.factorization import bands_of_matrix, matrix_from_bands
+from mf_aggregators.factorizations.factorization import BandedFactorization, bands_of_matrix
 from mf_aggregators.linear_algebra import (
     BandedCovariances,
     BandedMatrix,
@@ -84,7 +84,7 @@ def test_all_that_follows_from_bands_is_what_dense_inverses_give(data: st.DataOb
     rates = data.draw(st.sampled_from([None, tuple(generator.uniform(0.2, 2.0, num_rounds))]))
     workload = workloads.Workload("momentum_sgd", num_rounds, momentum, rates)
     bands = _bands(num_rounds, num_bands, generator)
-    strategy, matrix = matrix_from_bands(bands), workload.matrix()
+    strategy, matrix = BandedFactorization(bands).strategy_matrix(), workload.matrix()
     decoder = scipy.linalg.solve_triangular(strategy, matrix.T, lower=True, trans="T").T
     weighted = scipy.linalg.solve_triangular(strategy, decoder.T, lower=True).T
     dual = weighted.T @ weighted
@@ -113,19 +113,19 @@ def test_sums_of_sums_of_sums_keep_their_digits(decades: float) -> None:
     taps = np.convolve(np.convolve([1.0, -1.0], [1.0, -0.99]), [1.0, -0.999])
     bands = square_root_bands(1000, 4)
     inverse = np.tri(1000, 4) * taps
-    workload = np.linalg.inv(matrix_from_bands(inverse))
+    workload = np.linalg.inv(BandedFactorization(inverse).strategy_matrix())
     weights = 10.0 ** generator.uniform(-decades, 0.0, 1000)
     for t in range(inverse.shape[1]):
         inverse[t:, t] /= np.sqrt(weights[: 1000 - t])
     rows = BandedCovariances(bands, WorkloadBlocks.of_inverse(inverse, 4, weights)).squared_rows()
-    strategy = matrix_from_bands(bands)
+    strategy = BandedFactorization(bands).strategy_matrix()
     decoder = scipy.linalg.solve_triangular(strategy, workload.T, lower=True, trans="T")
     np.testing.assert_allclose(rows, weights * np.sum(np.square(decoder), axis=0), rtol=1e-6)
 
 
 def test_the_identity_gives_the_row_norms_of_the_inverse() -> None:
     bands = _bands(90, 7, np.random.default_rng(0))
-    inverse = np.linalg.inv(matrix_from_bands(bands))
+    inverse = np.linalg.inv(BandedFactorization(bands).strategy_matrix())
     rows = BandedCovariances(bands, WorkloadBlocks.of_inverse(np.ones((90, 1)), 7)).squared_rows()
     np.testing.assert_allclose(rows, np.sum(np.square(inverse), axis=1), rtol=1e-12)
 

@@ -17,7 +17,7 @@ from mf_aggregators.factorizations import (
     optimal,
 )
 from mf_aggregators.factorizations._band_certificate import BandedWorkload
-from mf_aggregators.factorizations.factorization import bands_of_matrix, matrix_from_bands
+from mf_aggregators.factorizations.factorization import BandedFactorization, bands_of_matrix
 from mf_aggregators.factorizations.searches import PatternLayout
 from mf_aggregators.linear_algebra import BandedMatrix, column_sums, spread_columns
 from mf_aggregators.participation import SingleParticipation
@@ -67,7 +67,7 @@ def _feasible(bands: np.ndarray, layout: PatternLayout) -> np.ndarray:
 
 def _error(bands: np.ndarray, workload: np.ndarray) -> float:
     decoder = scipy.linalg.solve_triangular(
-        matrix_from_bands(bands), workload.T, lower=True, trans="T"
+        BandedFactorization(bands).strategy_matrix(), workload.T, lower=True, trans="T"
     )
     return float(np.sum(np.square(decoder)))
 
@@ -169,8 +169,9 @@ def test_bands_bound_the_trace_of_the_root_from_below(num_rounds: int, data: st.
     )
     half = point.root.transposed().times(removed)
     epsilon = _band_certificate._epsilon(point, removed, half.times(point.root))
-    matrix, strategy = workload.matrix() / workload.largest_entry(), matrix_from_bands
-    weighted = np.linalg.solve((strategy(bands).T @ strategy(bands)).T, matrix.T).T
+    matrix = workload.matrix() / workload.largest_entry()
+    strategy = BandedFactorization(bands).strategy_matrix()
+    weighted = np.linalg.solve((strategy.T @ strategy).T, matrix.T).T
     full = weighted.T @ weighted
     dense = removed.dense_rows(0, num_rounds)[:, removed.lower :][:, :num_rounds]
     least = float(np.linalg.eigvalsh(full - dense)[0])
@@ -261,7 +262,7 @@ def _attack_last_rounds(num_rounds: int, data: st.DataObject) -> None:
 
 def _squared_rows(bands: np.ndarray, workload: np.ndarray) -> np.ndarray:
     decoder = scipy.linalg.solve_triangular(
-        matrix_from_bands(bands), workload.T, lower=True, trans="T"
+        BandedFactorization(bands).strategy_matrix(), workload.T, lower=True, trans="T"
     )
     return np.asarray(np.sum(np.square(decoder), axis=0))
 

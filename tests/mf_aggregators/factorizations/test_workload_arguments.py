@@ -94,8 +94,10 @@ def test_optimal_takes_every_workload(data: st.DataObject, workload: np.ndarray)
     assert bound is not None
     scale = float(np.max(np.abs(workload)))
     assert squared >= (bound.total_error / scale) ** 2 * (1.0 - 1e-9)
-    independent = factorizations.identity(num_rounds).total_error(workload, schema) / scale
-    assert squared <= independent**2 * (1.0 + max(gap, _GAP))
+    # Where clients may take part more often than the schema says, it is optimal for that.
+    schema = made.participation or schema
+    independent = factorizations.identity(num_rounds).total_error(workload, schema)
+    assert made.total_error(workload, schema) <= independent * (1.0 + max(gap, _GAP))
 
 
 @hypothesis.given(data=st.data(), workload=_workloads(), equal_column_norms=st.booleans())
