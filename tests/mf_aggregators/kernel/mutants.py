@@ -49,7 +49,7 @@ _NUMBERS: dict[type, Callable[[Any], Any]] = {
     **{bool: operator.not_, int: lambda x: x + 1, float: lambda x: 1.5 * x + 1e-3}
 }
 # A mutant that takes more memory or processor time, beside a multiple of its tests', is found.
-_BYTES, _SECONDS, _TIMES = 6 << 30, 20, 10
+_BYTES, _SECONDS, _TIMES = 6 << 30, 5, 3
 
 # The lines of its statement, whether a function has it, its node, the field and its new value.
 _Mutant = tuple[range, bool, ast.AST, str, Any]
@@ -198,6 +198,8 @@ class _Tests:
         """Runs each mutant of a function against the tests that reach it."""
         if self.is_imported:
             return None
+        if session.testsfailed:
+            raise session.Interrupted("a module of tests cannot be imported")
         at_import = self._lines()
         every = [each for each in gc.get_objects() if isinstance(each, types.FunctionType)]
         self.functions = [
@@ -212,9 +214,10 @@ class _Tests:
         alive: list[int] = []
         imported: list[int] = []
         for index, (lines, is_in_function, *_) in enumerate(self.mutants):
-            items = [item for _, reached, item in timed if not reached.isdisjoint(lines)]
+            reaching = [each for each in timed if not each[1].isdisjoint(lines)]
+            items, most = [each[2] for each in reaching], sum(each[0] for each in reaching)
             survives = functools.partial(self._survives, index, items)
-            if not is_in_function or _forked(survives, _SECONDS + _TIMES * seconds):
+            if not is_in_function or _forked(survives, _SECONDS + _TIMES * most):
                 is_final = is_in_function and at_import.isdisjoint(lines)
                 (alive if is_final else imported).append(index)
         self.found = alive, imported, seconds
