@@ -33,7 +33,7 @@ import pytest
 _HERE = pathlib.Path(__file__).parent
 _LOADED = ("numpy", "scipy.optimize", "scipy.stats", "dp_accounting.pld.pld_privacy_accountant")
 _TESTS: dict[str, tuple[str, ...]] = {
-    **{"allocation": ("losses",), "cohorts": ("draws_of_clients",)},
+    **{"allocation": ("losses",), "cohorts": ("draws_of_clients",), "rows": ("rows", "trees")},
     **{"losses": ("losses", "gaussian"), "sensitivity": ("sensitivity", "trees")},
 }
 _CHANGED: dict[type[ast.AST], Callable[[], ast.AST]] = {

@@ -771,3 +771,59 @@ def test_inner_rows_that_are_not_known_to_be_toeplitz_are_not_proved() -> None:
     # The squares of 1e-120 would leave floats, though C has columns of norm 1e-70.
     with refuses("inner", "1e-120", error=NotProved):
         strategy_of(ScaledNoise(toeplitz_rows(4, np.array([1e-120])), np.full(4, 1e-50), ones), 4)
+
+
+_NONE = np.ones((6, 0))
+_STATES = StateSpaceNoise(
+    *(np.zeros(6, np.int64), np.array([2.0]), np.array([[0.5, 0.25]])),
+    *(np.array([[1, 0]]), np.array([[0.5, -0.75]]), np.array([[0.25, 1.0]])),
+)
+
+
+@pytest.mark.parametrize(
+    ("rows", "reach"),
+    [
+        (BandedNoise(6, np.tri(6, 3)), 3),
+        (BandedNoise(6, np.ones((1, 1))), 1),
+        (WindowNoise(6, np.ones((1, 3)), _NONE, _NONE), 6),
+        (_STATES, 6),
+    ],
+)
+def test_a_column_of_c_reaches_as_far_as_is_said(rows: NoiseRecursion, reach: int) -> None:
+    columns = np.linalg.inv(noise_rows.dense(rows))
+    assert rows.reach == reach
+    assert not np.any(np.abs(np.tril(columns, -reach)) > 1e-12)
+    assert rows.first_row_of_z(5) == (3 if isinstance(rows, WindowNoise) else 5)
+    assert rows.first_row_of_z(1) == (0 if isinstance(rows, WindowNoise) else 1)
+
+
+def test_state_vectors_come_from_those_before_a_block() -> None:
+    unit = _STATES.normalised
+    expected, states = random_recursions.by_definition(unit, np.eye(6))
+    norms, most = unit.row_norms()
+    assert norms == pytest.approx(np.linalg.norm(expected, axis=1))
+    assert most == pytest.approx(np.max([np.linalg.norm(s, axis=1) for s in states], axis=0))
+    rows, later = np.split(unit.linear_map(0, 3), [3])
+    np.testing.assert_allclose(rows[:, 2:], expected[:3, :3])
+    # Three rounds more, from the state vectors that three rounds leave.
+    ends = unit.linear_map(3, 6) @ np.vstack(
+        [np.hstack([later[:, 2:], np.zeros((2, 3))]), np.eye(3, 6, 3)]
+    )
+    np.testing.assert_allclose(ends[:3], expected[3:])
+
+
+def test_a_diagonal_with_one_zero_and_scales_at_their_ends() -> None:
+    with refuses("diagonal"):
+        _ = WindowNoise(2, np.array([[1.0], [0.0]]), _NONE[:2], _NONE[:2]).normalised
+    plain, least = toeplitz_rows(2, np.ones(1)), kernel_rows.LEAST_SCALE
+    ends = np.array([least, 1.0 / least])
+    np.testing.assert_array_equal(ScaledNoise(plain, ends, np.ones(2)).diagonal, ends)
+    inner = toeplitz_rows(2, np.array([2.0, 0.5]))
+    scaled = ScaledNoise(inner, np.array([2.0, 4.0]), np.array([0.5, 8.0]))
+    matrix = noise_rows.dense(scaled)
+    np.testing.assert_array_equal(scaled.diagonal, np.diag(matrix))
+    unit = matrix / scaled.diagonal[:, np.newaxis]
+    np.testing.assert_array_equal(noise_rows.dense(scaled.normalised), unit)
+    for outside in (np.nextafter(least, 0.0), np.nextafter(1.0 / least, np.inf)):
+        with refuses("1e-50"):
+            ScaledNoise(plain, np.array([1.0, outside]), np.ones(2))

@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 import mf_aggregators as mfa
 from mf_aggregators.audit.statistics import _maximal_patterns
 from mf_aggregators.factorizations import tree_aggregation
-from mf_aggregators.factorizations.noise_rows import dense_rows
+from mf_aggregators.factorizations.noise_rows import dense, dense_rows
 from mf_aggregators.kernel import claim, sensitivity
 from mf_aggregators.kernel.claim import Assumption, Basis, Claim, Pattern
 from mf_aggregators.kernel.rows import (
     NoiseRecursion,
+    ScaledNoise,
     StateSpaceNoise,
     Strategy,
     WindowNoise,
@@ -1058,3 +1059,54 @@ def test_a_schema_of_all_rounds_allows_what_a_unit_does(
     unit = Unit(Schema(3, 4), window=window, num_windows=num_windows)
     assert unit.schema_in(60) == schema
     assert Unit(Schema(3, 4, True), window=8, num_windows=1).schema_in(60) == Schema(2, 4, True)
+
+
+@pytest.mark.parametrize(
+    ("signs", "is_exact"),
+    # X[0, 1], X[1, 2], X[0, 2] of four rounds, the last of which shares no row with others.
+    [((1, 1, 1), True), ((-1, -1, 1), True), ((1, 1, -1), False), ((-1, -1, -1), False)],
+)
+def test_a_bound_is_reached_if_signs_of_contributions_fit(
+    signs: tuple[int, ...], is_exact: bool
+) -> None:
+    gram = np.eye(4)
+    gram[[0, 1, 0], [1, 2, 2]] = gram[[1, 2, 2], [0, 1, 0]] = np.array(signs) / 4.0
+    # C of C^T C = X is the Cholesky factor from below.
+    strategy = np.linalg.cholesky(gram[::-1, ::-1])[::-1, ::-1].T
+    found = sensitivity.of_rows(dense_rows(np.linalg.inv(strategy)), 4, Schema(4, 1, True))
+    changes = [np.linalg.norm(strategy @ each) for each in itertools.product((-1, 1), repeat=4)]
+    assert found.value == pytest.approx(np.sqrt(4.0 + 6.0 / 4.0))
+    assert found.is_exact is is_exact is bool(max(changes) > found.value - 1e-9)
+
+
+@pytest.mark.parametrize("scale", [2.0**-40, 2.0**40])
+def test_sensitivities_do_not_depend_on_the_unit_of_c(scale: float) -> None:
+    rising = np.array([1.0, 0.25, 0.5, 0.5 + 1e-6])
+    for coefficients in (rising, np.sort(rising)[::-1]):
+        one, other = (
+            sensitivity.toeplitz_bound(factor * coefficients, 8, Schema(3, 2))
+            for factor in (1.0, scale)
+        )
+        assert (other.value, other.is_exact) == (scale * one.value, one.is_exact)
+
+
+def test_a_scaled_matrix_has_bands_only_if_no_coefficient_is_beyond() -> None:
+    schema, scales = Schema(None, 2), np.linspace(1.0, 2.0, 6)
+    for coefficients, is_exact in (([1.0, 0.5], True), ([1.0, 0.5, 0.0, 0.5], False)):
+        rows = ScaledNoise(toeplitz_rows(6, np.array(coefficients)), np.ones(6), 1.0 / scales)
+        found = sensitivity.of_rows(rows, 6, schema)
+        matrix = np.linalg.inv(dense(rows))
+        assert found.is_exact is is_exact
+        truth = brute_force.scalar_sensitivity(matrix, schema)
+        assert truth * (1.0 - 1e-12) <= found.value <= truth * (1.0 + 1e-12 if is_exact else 1.2)
+
+
+def test_edges_of_patterns_and_of_what_is_known() -> None:
+    assert Schema(2, 2, True).starts_in(10) == range(8)
+    assert Schema(2, 3, True).allows_separations(1, None, None)
+    rows = banded_rows(np.ones((3, 1)))
+    assert not sensitivity.of_pattern(rows, 3, (0, 2)).is_exact
+    assert sensitivity.Sensitivity(1.0, is_exact=True, theorem="").error == 0.0
+    for rounds in ((), (0, 3)):
+        with refuses("3"):
+            sensitivity.of_pattern(rows, 3, rounds)
