@@ -275,7 +275,7 @@ def _measure_in_tff(values: flags.FlagValues) -> _Fields:
 
     def at(index: int) -> Any:
         (noise,) = processes.states_in(state)
-        return processes.with_state(state, noise._replace(round_index=np.int64(index)))
+        return noise._replace(round_index=np.int64(index)).put_into(state)
 
     with _PeakMemory() as memory:
         measured = _timed(values, recursion, advance, at, state)

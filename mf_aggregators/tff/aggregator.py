@@ -23,13 +23,12 @@ from mf_aggregators.privacy.ledgers import GivenLedger, RoundTimes
 from mf_aggregators.privacy.statements import Statement
 from mf_aggregators.private_metrics import PrivateMetrics
 from mf_aggregators.tff import (
-    dp_query,
     graph_check,
     processes,
     tensor_rows,
 )
-from mf_aggregators.tff.dp_query import MatrixFactorizationSumQuery
-from mf_aggregators.tff.processes import NoiseState
+from mf_aggregators.tff.dp_query import AdaptiveClipSumQuery, MatrixFactorizationSumQuery, Query
+from mf_aggregators.tff.processes import NoiseState, RefusalError
 
 
 class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
@@ -63,7 +62,7 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         process = tff.aggregators.DifferentiallyPrivateFactory(mean, record_sums).create(value_type)
         return _measured(process, mean, self._options)
 
-    def query(self, specs: Any) -> dp_query.Query:
+    def query(self, specs: Any) -> Query:
         """Returns the DPQuery that clips, sums and adds noise, which TFF then runs.
 
         In ``tff.aggregators.DifferentiallyPrivateFactory(NormalizedQuery(query, n))`` it releases
@@ -104,15 +103,15 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         mechanism = query if isinstance(query, MatrixFactorizationSumQuery) else query.mechanism
         noise = _noise_state(state)
         if int(noise.fingerprint) not in mechanism.fingerprints:
-            raise processes.RefusalError(tensor_rows.OTHER_PROCESS)
+            raise RefusalError(tensor_rows.OTHER_PROCESS)
         try:
             # NumPy makes int64 of Python's integers.
             before = tf.nest.map_structure(lambda leaf: tf.constant(np.asarray(leaf)), noise)
             after = tf.function(mechanism.spent, autograph=False)(before)
         except tf.errors.InvalidArgumentError as error:
-            raise processes.RefusalError(processes.refusal_of(error) or str(error)) from None
+            raise RefusalError(RefusalError.reason_of(error) or str(error)) from None
         plain = tf.nest.map_structure(lambda tensor: tensor.numpy(), after)
-        return processes.with_state(state, plain)
+        return plain.put_into(state)
 
     def statement(
         self, ledger: GivenLedger | RoundTimes, *, state: Any = None, **options: Any
@@ -163,16 +162,16 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
             )
         return specs if self._options.metrics is None else specs["update"]
 
-    def _query(
-        self, specs: Any, *, is_recorded: bool, record_dtype: tf.DType = tf.int64
-    ) -> dp_query.Query:
+    def _query(self, specs: Any, *, is_recorded: bool, record_dtype: tf.DType = tf.int64) -> Query:
         # Our contexts raise the refusals of the query's checks where TFF runs it.
         is_secure = is_recorded and self._options.sums.is_secure
         context = tff.framework.get_context_stack().current
         processes.raise_refusals(context, needs_secure_sums=is_secure)
-        return dp_query.of_options(
+        query = MatrixFactorizationSumQuery.of_options(
             self._options, specs, is_recorded=is_recorded, record_dtype=record_dtype
         )
+        is_split = self._options.split is not None
+        return AdaptiveClipSumQuery(query, specs, self._options) if is_split else query
 
 
 def _noise_state(state: Any) -> NoiseState:
@@ -192,7 +191,7 @@ class _MeanQuery(tfp.NormalizedQuery):
     Its records are narrower than their sums: it is for :class:`_RecordSums` alone.
     """
 
-    def __init__(self, query: dp_query.Query, options: Options, specs: Any) -> None:
+    def __init__(self, query: Query, options: Options, specs: Any) -> None:
         super().__init__(query, options.clients_per_round)
         self._specs = specs
 

@@ -44,11 +44,11 @@ from mf_aggregators.noise import places
 from mf_aggregators.noise.places import NoiseStorage
 from mf_aggregators.participation import Participation, SingleParticipation
 from mf_aggregators.private_metrics import BoundedMetric, PrivateMetrics
-from mf_aggregators.tff import processes, tensor_rows
+from mf_aggregators.tff import processes
 from mf_aggregators.tff.processes import SCHEMA_KINDS, NoiseState
 from mf_aggregators.tff.release_record import ReleaseRecord
 from mf_aggregators.tff.rows_on_disk import RowsOnDisk
-from mf_aggregators.tff.tensor_rows import RowsInState, TensorNoise, noise_dtype
+from mf_aggregators.tff.tensor_rows import RowsInState, TensorNoise
 
 # The temporaries of these coordinates of an update stay in a processor's cache.
 _ENTRIES_AT_ONCE = 2**14
@@ -108,7 +108,7 @@ class NoiseParts:
           ValueError: If the state would be too large to be passed between TFF's processes, or
             the directory cannot be used or is too small.
         """
-        layout, claims = tensor_rows.layout_of(specs), [*map(claim_of, horizons)]
+        layout, claims = TensorNoise.layout_of(specs), [*map(claim_of, horizons)]
         size = layout.size
         has_noise = size > 0 and claims[0].sigma > 0.0
         if has_noise:
@@ -212,7 +212,7 @@ def _clip_with_indicator(record: Any, clip_norm: tf.Tensor) -> tuple[Any, tf.Ten
 
 def _wide_enough(tensor: tf.Tensor) -> tf.Tensor:
     """The tensor in float32, or float64 as it is."""
-    return tf.cast(tensor, noise_dtype(tensor.dtype))
+    return tensor if tensor.dtype == tf.float64 else tf.cast(tensor, tf.float32)
 
 
 def _scaling(
@@ -414,6 +414,42 @@ class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
         self._fixed_seed, self.has_fixed_seed = seed, seed is not None
         self._seed, self._stream = draws.fresh_seed()
 
+    @classmethod
+    def of_options(
+        cls, options: Options, specs: Any, *, is_recorded: bool, record_dtype: tf.DType = tf.int64
+    ) -> "MatrixFactorizationSumQuery":
+        """Returns the query of what an aggregator's clients send.
+
+        Args:
+          options: The options.
+          specs: A structure of tf.TensorSpec: the tensors of an update, without metrics. Where the
+            options split the noise, records are the vectors of :class:`AdaptiveClipSumQuery`.
+          is_recorded: Whether to keep a record of released sums, in a temporary directory if the
+            options have none.
+          record_dtype: The dtype of the steps of records.
+
+        Raises:
+          TypeError: If a tensor is not floating point.
+          ValueError: As ``NoiseParts.of`` does, or if a shape is not known.
+        """
+        options.check_floats(spec.dtype.name for spec in _checked_specs(specs))
+        vectors = specs if options.split is None else _vector_specs(specs, options.metrics)
+        tensors = _checked_specs(vectors)
+        options.check_rounding(TensorNoise.layout_of(tensors).size)
+        label = options.clip_norm, options.clients_per_round, options.sums, options.metrics
+        parts = NoiseParts.of(
+            options.mechanism.proved_horizons,
+            options.norm,
+            tensors,
+            storage=options.storage,
+            directory=options.noise_directory,
+            sums=options.sums,
+            label=repr(label),
+            participation=options.mechanism.noise_reference,
+            is_recorded=is_recorded,
+        )
+        return cls(parts, vectors, seed=options.seed, record_dtype=record_dtype)
+
     @property
     def num_rounds(self) -> int:
         """How many rounds there is noise for."""
@@ -516,12 +552,13 @@ class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
         units = np.full(self.num_rounds, self._unit)
 
         def of_this_round(numbers: FloatArray) -> tf.Tensor:
-            return tensor_rows.of_round(numbers, following.round_index - 1)
+            return TensorNoise.of_round(numbers, following.round_index - 1)
 
         def scaled(number: tf.Tensor, numbers: FloatArray, scale: tf.Tensor | float) -> tf.Tensor:
             return number * scale if tf.is_tensor(scale) else of_this_round(numbers * scale)
 
-        unit, dtypes = of_this_round(units), [noise_dtype(spec.dtype) for spec in self._specs]
+        layout, unit = TensorNoise.layout_of(self._specs), of_this_round(units)
+        dtypes = [*map(tf.as_dtype, layout.dtypes)]
         sums = self._checked_sums(sample_state)
         if not self.release.has_noise:
             # Depends on the round's check, as the noise would.
@@ -764,7 +801,7 @@ class AdaptiveClipSumQuery(tfp.SumAggregationDPQuery):
         """Creates the query.
 
         Args:
-          mechanism: The query of the vectors, of :func:`_vector_specs` and the norm of the options.
+          mechanism: The query of the vectors (``MatrixFactorizationSumQuery.of_options``).
           specs: A structure of tf.TensorSpec: the records' floating-point tensors, of known
             shapes. With metrics, a record has it as ``update``, and ``metrics`` by name.
           options: The options of the aggregator, which split the noise.
@@ -842,8 +879,10 @@ class AdaptiveClipSumQuery(tfp.SumAggregationDPQuery):
         )
         records, indicators, *metrics = released
         narrowed = [
-            tf.cast(record, noise_dtype(spec.dtype))
-            for record, spec in zip(tf.nest.flatten(records), self._specs, strict=True)
+            tf.cast(record, dtype)
+            for record, dtype in zip(
+                tf.nest.flatten(records), TensorNoise.layout_of(self._specs).dtypes, strict=True
+            )
         ]
         result = tf.nest.pack_sequence_as(sample_state.steps[0], narrowed)
         fraction = adaptive_clip.INDICATOR_WITHIN + indicators
@@ -898,43 +937,6 @@ class AdaptiveClipSumQuery(tfp.SumAggregationDPQuery):
 
 
 Query: TypeAlias = MatrixFactorizationSumQuery | AdaptiveClipSumQuery
-
-
-def of_options(
-    options: Options, specs: Any, *, is_recorded: bool, record_dtype: tf.DType = tf.int64
-) -> Query:
-    """Returns the query of an aggregator.
-
-    Args:
-      options: The options.
-      specs: A structure of tf.TensorSpec: the tensors of an update, without metrics.
-      is_recorded: Whether to keep a record of released sums, in a temporary directory if the
-        options have none.
-      record_dtype: The dtype of the steps of records, see MatrixFactorizationSumQuery.
-
-    Raises:
-      TypeError: If a tensor is not floating point.
-      ValueError: As ``NoiseParts.of`` does, or if a shape is not known.
-    """
-    options.check_floats(spec.dtype.name for spec in _checked_specs(specs))
-    vectors = specs if options.split is None else _vector_specs(specs, options.metrics)
-    tensors = _checked_specs(vectors)
-    options.check_rounding(tensor_rows.layout_of(tensors).size)
-    parts = NoiseParts.of(
-        options.mechanism.proved_horizons,
-        options.norm,
-        tensors,
-        storage=options.storage,
-        directory=options.noise_directory,
-        sums=options.sums,
-        label=repr((options.clip_norm, options.clients_per_round, options.sums, options.metrics)),
-        participation=options.mechanism.noise_reference,
-        is_recorded=is_recorded,
-    )
-    query = MatrixFactorizationSumQuery(
-        parts, vectors, seed=options.seed, record_dtype=record_dtype
-    )
-    return query if options.split is None else AdaptiveClipSumQuery(query, specs, options)
 
 
 def _bounded(value: Any, metric: BoundedMetric) -> tf.Tensor:

@@ -33,7 +33,7 @@ from mf_aggregators.kernel.draws import STANDARD_DEVIATION, TILE
 from mf_aggregators.kernel.integers import Segment
 from mf_aggregators.kernel.numbers import IntArray, NotProved, RealArray
 from mf_aggregators.kernel.release import RowsInFiles
-from mf_aggregators.tff import processes, tensor_rows
+from mf_aggregators.tff import processes
 from mf_aggregators.tff.dp_query import (
     AdaptiveClipSumQuery,
     MatrixFactorizationSumQuery,
@@ -43,6 +43,7 @@ from mf_aggregators.tff.dp_query import (
 from mf_aggregators.tff.processes import NoiseState
 from mf_aggregators.tff.release_record import ReleaseRecord
 from mf_aggregators.tff.rows_on_disk import RowsOnDisk
+from mf_aggregators.tff.tensor_rows import TensorNoise
 
 # The entries of small tensors, and how many of these are kept of a model.
 _FEW = 5
@@ -185,7 +186,7 @@ def _cut(specs: Sequence[tf.TensorSpec], most: int) -> tuple[tf.TensorSpec, ...]
 
 
 def _with_specs(parts: NoiseParts, specs: tuple[tf.TensorSpec, ...]) -> NoiseParts:
-    release = parts.release.with_layout(tensor_rows.layout_of(specs))
+    release = parts.release.with_layout(TensorNoise.layout_of(specs))
     return NoiseParts(release, dataclasses.replace(parts.noise, specs=specs))
 
 

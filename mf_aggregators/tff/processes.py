@@ -74,6 +74,27 @@ class RefusalError(Error, RuntimeError):
       [True, True]
     """
 
+    @staticmethod
+    def reason_of(error: BaseException) -> str | None:
+        """Returns why a process refused a round, out of the error that ``next`` has raised.
+
+        A check in a graph fails in TFF's worker, and TFF passes that on within a gRPC error of many
+        lines. Where :func:`raise_refusals` was not called, this finds the reason in it.
+
+        Args:
+          error: What was raised.
+
+        Returns:
+          The message of the check that failed, one line, such as that there is noise for no further
+          round; None if no check of this library failed.
+        """
+        if isinstance(error, RefusalError):
+            return str(error)
+        if _CANNOT_SUM_SECURELY in str(error):
+            return _NO_SECURE_SUM
+        found = _REFUSAL.search(str(error))
+        return None if found is None else _ESCAPED.sub(r"\1", found[1])
+
 
 def prepare_environment() -> None:
     """Silences TensorFlow, its worker, gRPC and XLA: call before TensorFlow is imported.
@@ -120,27 +141,6 @@ def refusal(message: str) -> str:
       message: One line that says what is refused and what to do.
     """
     return _OURS + message
-
-
-def refusal_of(error: BaseException) -> str | None:
-    """Returns why a process refused a round, out of the error that ``next`` has raised.
-
-    A check in a graph fails in TFF's worker, and TFF passes that on within a gRPC error of many
-    lines. Where :func:`raise_refusals` was not called, this finds the reason in it.
-
-    Args:
-      error: What was raised.
-
-    Returns:
-      The message of the check that failed, one line, such as that there is noise for no further
-      round; None if no check of this library failed.
-    """
-    if isinstance(error, RefusalError):
-        return str(error)
-    if _CANNOT_SUM_SECURELY in str(error):
-        return _NO_SECURE_SUM
-    found = _REFUSAL.search(str(error))
-    return None if found is None else _ESCAPED.sub(r"\1", found[1])
 
 
 def raise_refusals(context: Any, *, needs_secure_sums: bool = False) -> None:
@@ -201,7 +201,7 @@ def _clear_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        reason = refusal_of(error)
+        reason = RefusalError.reason_of(error)
         if reason is None or isinstance(error, RefusalError):
             raise
         # TFF's own error of some 60 lines stays its context, which is not printed.
@@ -350,6 +350,23 @@ class NoiseState(NamedTuple):
             f"schema={self.schema}, history=<secret>)"
         )
 
+    def put_into(self, state: Any) -> Any:
+        """Returns a state with this one as its noise state; nothing else is changed.
+
+        Args:
+          state: As for :func:`states_in`; this replaces every noise state in it.
+        """
+        if isinstance(state, NoiseState):
+            return self
+        if isinstance(state, Mapping):
+            items = [(name, self.put_into(each)) for name, each in state.items()]
+            is_ordered = isinstance(state, collections.OrderedDict)
+            return collections.OrderedDict(items) if is_ordered else dict(items)
+        if isinstance(state, (tuple, list)):
+            parts = [self.put_into(each) for each in state]
+            return type(state)(*parts) if hasattr(state, "_fields") else type(state)(parts)
+        return state
+
 
 def states_in(state: Any) -> list[NoiseState]:
     """Returns the states of noise streams in a state.
@@ -405,25 +422,6 @@ def participations_in(state: Any) -> tuple[Participation, ...]:
       at most one participation
     """
     return tuple(_schema(*map(int, each.schema)) for each in states_in(state))
-
-
-def with_state(state: Any, noise: NoiseState) -> Any:
-    """Returns a state with another state of its noise stream; nothing else is changed.
-
-    Args:
-      state: As for :func:`states_in`.
-      noise: The state that replaces every noise state in it.
-    """
-    if isinstance(state, NoiseState):
-        return noise
-    if isinstance(state, Mapping):
-        items = [(name, with_state(each, noise)) for name, each in state.items()]
-        is_ordered = isinstance(state, collections.OrderedDict)
-        return collections.OrderedDict(items) if is_ordered else dict(items)
-    if isinstance(state, (tuple, list)):
-        parts = [with_state(each, noise) for each in state]
-        return type(state)(*parts) if hasattr(state, "_fields") else type(state)(parts)
-    return state
 
 
 def _schema(kind: int, separation: int, most: int) -> Participation:

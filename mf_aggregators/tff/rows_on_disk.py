@@ -22,7 +22,7 @@ import dataclasses
 import os
 import pathlib
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -33,8 +33,8 @@ from mf_aggregators.kernel.integers import IntegerRows, Segment
 from mf_aggregators.kernel.rows import Blocks
 from mf_aggregators.noise import NOISE_FORMAT, places
 from mf_aggregators.noise.places import STATES_KEPT
-from mf_aggregators.tff import processes, tensor_rows
-from mf_aggregators.tff.tensor_rows import combined_rows_of_z, integer_row, tile_rows
+from mf_aggregators.tff import processes
+from mf_aggregators.tff.tensor_rows import SegmentRows
 
 # Decimal digits of a checksum or number in a file's header.
 _DIGITS = 20
@@ -141,7 +141,7 @@ class RowsOnDisk:
         Returns:
           (segment.size,) int32, and the history.
         """
-        table = tensor_rows.graph_table()
+        drawn = SegmentRows(self.rows, segment, seed)
 
         # Inside functions, operations with effects run in order and are never left out. A
         # function that is used in several places makes the graph smaller.
@@ -149,16 +149,17 @@ class RowsOnDisk:
         def make(
             block: tf.Tensor, tile: tf.Tensor, seed: tf.Tensor, stream: tf.Tensor
         ) -> tf.Tensor:
-            return _StreamFiles(self, segment, seed, stream, table).make(block, tile)
+            own = dataclasses.replace(drawn, seed=seed)
+            return _StreamFiles(self, own, stream).make(block, tile)
 
         @tf.function(autograph=False)
         def row_and_share(i: tf.Tensor, seed: tf.Tensor, stream: tf.Tensor) -> tf.Tensor:
-            files = _StreamFiles(self, segment, seed, stream, table)
+            files = _StreamFiles(self, dataclasses.replace(drawn, seed=seed), stream)
             block = files.block_of(i)
 
             def make_tile(block: tf.Tensor, tile: tf.Tensor) -> tf.Tensor:
                 rows = make(block, tile, seed, stream)
-                return tf.ensure_shape(rows, [None, min(segment.size, TILE)])
+                return tf.ensure_shape(rows, [None, drawn.width])
 
             row = files.read_row(block, i, make_tile)
             files.make_share_of_next(block, i, make_tile)
@@ -170,18 +171,10 @@ class RowsOnDisk:
 class _StreamFiles:
     """The files of one segment of one stream, while a graph is traced."""
 
-    def __init__(
-        self,
-        files: RowsOnDisk,
-        segment: Segment,
-        seed: tf.Tensor,
-        stream: tf.Tensor,
-        table: Any,
-    ) -> None:
-        self._rows, self._blocks = files.rows, files.blocks
-        self._recursion, self._segment = files.rows.recursion.normalised, segment
-        self._width = min(segment.size, TILE)
-        self._table, self._seed = table, seed
+    def __init__(self, files: RowsOnDisk, drawn: SegmentRows, stream: tf.Tensor) -> None:
+        self._drawn, self._blocks = drawn, files.blocks
+        self._recursion, self._segment = drawn.rows.recursion.normalised, drawn.segment
+        self._width = drawn.width
         self._starts = tf.constant(files.blocks.starts)
         self._transition_paths = tf.constant(files.transitions)
         self._checksums = tf.constant(files.checksums, tf.int64)
@@ -301,17 +294,12 @@ class _StreamFiles:
         num_earlier, num_vectors = tf.shape(earlier)[0], self._recursion.num_state_vectors
         known = tf.concat([tf.cast(earlier, tf.float64), vectors], axis=0)
         of_known, of_driving = tf.split(transition, [num_earlier + num_vectors, -1], axis=1)
-        total = (of_known[:size] * self._rows.row_to_z) @ known
+        total = (of_known[:size] * self._drawn.rows.row_to_z) @ known
         following = tf.zeros([0, self._width], tf.float64)
         if self._recursion.draws_earlier_rows_of_z:
-            driven, z = combined_rows_of_z(
-                lambda first, count: self._tile_rows(first, count, tile),
-                self._first_rows_of_z[block],
-                of_driving,
-                size,
-                self._width,
-            )
-            rows = integer_row(self._rows, z, total + driven[:size])
+            first = self._first_rows_of_z[block]
+            driven, z = self._drawn.combined(tile, first, of_driving, size)
+            rows = self._drawn.rounded(z, total + driven[:size])
             if num_vectors:
                 following = of_known[size:] @ known + driven[size:]
         else:
@@ -347,10 +335,10 @@ class _StreamFiles:
           size: The number of rows.
         """
         width, first = self._width, self._first_rows_of_z[block]
-        z = self._tile_rows(first, size, tile)
+        z = self._drawn.of_z(tile, first, size)
         missing = tf.math.floormod(-size, _ROWS_AT_ONCE)
         z, total = (tf.pad(each, [[0, missing], [0, 0]]) for each in (z, total))
-        weights = tf.pad(weights * self._rows.row_to_z, [[0, missing], [0, missing]])
+        weights = tf.pad(weights * self._drawn.rows.row_to_z, [[0, missing], [0, missing]])
 
         def add_rows(done: tf.Tensor, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             end = done + _ROWS_AT_ONCE
@@ -359,7 +347,7 @@ class _StreamFiles:
             sums = tf.unstack(total[done:end] + of_earlier, _ROWS_AT_ONCE)
             own, made = of_rows[:, done:end], []
             for position, row_of_z in enumerate(tf.unstack(z[done:end], _ROWS_AT_ONCE)):
-                row = integer_row(self._rows, row_of_z, sums[position])
+                row = self._drawn.rounded(row_of_z, sums[position])
                 made.append(row)
                 number = tf.cast(row, tf.float64)
                 for later in range(position + 1, _ROWS_AT_ONCE):
@@ -374,17 +362,6 @@ class _StreamFiles:
             parallel_iterations=1,
         )
         return rows[:size]
-
-    def _tile_rows(self, first: tf.Tensor, count: tf.Tensor | int, tile: tf.Tensor) -> tf.Tensor:
-        """Consecutive rows of Z in a tile, (count, width) int64."""
-        return tile_rows(
-            self._seed,
-            first,
-            count,
-            self._segment.first_tile + tile,
-            self._width,
-            self._table,
-        )
 
     def _write_vectors(
         self, block: tf.Tensor, tile: tf.Tensor, vectors: tf.Tensor

@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -60,10 +60,6 @@ _GROUP = 64
 # on average. More are drawn where more are needed.
 _TIE_BLOCKS = 8
 _BLOCKS_PER_TILE = WORDS_PER_COORDINATE * TILE // WORDS_PER_BLOCK
-
-# Takes a first row (int64 scalar) and a number of rows, and returns these rows of Z in a tile,
-# (rows, width) int64, in steps.
-_DrawRows: TypeAlias = Callable[[tf.Tensor, "tf.Tensor | int"], tf.Tensor]
 
 
 def chacha20(
@@ -185,8 +181,7 @@ class _GraphTable(NamedTuple):
     further: tf.Tensor
 
 
-def graph_table() -> _GraphTable:
-    """Returns the table, 3 MB: call it once in a graph."""
+def _graph_table() -> _GraphTable:
     table = draws.table()
     return _GraphTable(tf.constant(table.packed), tf.constant(table.further))
 
@@ -197,7 +192,7 @@ def _from_words(
     """Returns Z as a function of random words; as ``kernel.draws`` defines it.
 
     Args:
-      table: From :func:`graph_table`.
+      table: The sampler's table.
       words: (3, count) uint32: X1, X2 and X3 of all coordinates.
       tie_words: Takes the number of ties, an int32 scalar, and returns (ties, TIE_WORDS) uint32
         for ties in the order of coordinates. They are drawn only where something ties.
@@ -264,103 +259,125 @@ def _decided(
     )
 
 
-def tile_rows(
-    seed: tf.Tensor,
-    first_row: tf.Tensor,
-    num_rows: tf.Tensor | int,
-    tile: tf.Tensor,
-    width: int,
-    table: _GraphTable,
-) -> tf.Tensor:
-    """Returns the entries of consecutive rows of Z in one tile of coordinates.
+@dataclasses.dataclass(frozen=True, eq=False)
+class SegmentRows:
+    """Rows of Z in a segment, tile by tile, and their roundings, while a graph is traced.
 
-    Args:
+    Attributes:
+      rows: The mechanism's rows.
+      segment: The part of a row.
       seed: (2,) int64.
-      first_row: int64 scalar: the first row's index.
-      num_rows: How many rows; a Python integer or an int32 scalar.
-      tile: int64 scalar: the tile's number in the row.
-      width: How many coordinates, at most TILE.
-      table: The sampler's table, which the graph should hold once.
-
-    Returns:
-      (num_rows, width) int64, in steps of Z.
+      table: The sampler's table, 3 MB, which a graph should hold once.
     """
-    groups = -(-width // WORDS_PER_BLOCK)
-    first_block = _BLOCKS_PER_TILE * tile
-    first_tie_block = FIRST_TIE_BLOCK + TIE_BLOCKS_PER_TILE * tile
 
-    def one_row(row: tf.Tensor | int) -> tf.Tensor:
-        i = first_row + tf.cast(row, tf.int64)
-        drawn, for_ties = chacha20(
-            seed, i, (first_block, WORDS_PER_COORDINATE * groups), (first_tie_block, _TIE_BLOCKS)
-        )
+    rows: IntegerRows
+    segment: Segment
+    seed: tf.Tensor
+    table: _GraphTable = dataclasses.field(default_factory=_graph_table)
 
-        def tie_words(ties: tf.Tensor) -> tf.Tensor:
-            count = TIE_WORDS * ties
-            needed = -(-count // WORDS_PER_BLOCK)
-            words = tf.cond(
-                needed <= _TIE_BLOCKS,
-                lambda: for_ties,
-                lambda: chacha20(seed, i, (first_tie_block, needed))[0],
+    @property
+    def width(self) -> int:
+        """The coordinates of a tile."""
+        return min(self.segment.size, TILE)
+
+    def of_z(self, tile: tf.Tensor, first: tf.Tensor, num_rows: tf.Tensor | int) -> tf.Tensor:
+        """Returns the entries of consecutive rows of Z in one tile of coordinates.
+
+        Args:
+          tile: int64 scalar: the tile's number in the segment.
+          first: int64 scalar: the first row's index.
+          num_rows: How many rows; a Python integer or an int32 scalar.
+
+        Returns:
+          (num_rows, width) int64, in steps of Z.
+        """
+        width, groups = self.width, -(-self.width // WORDS_PER_BLOCK)
+        number = self.segment.first_tile + tile
+        first_block = _BLOCKS_PER_TILE * number
+        first_tie_block = FIRST_TIE_BLOCK + TIE_BLOCKS_PER_TILE * number
+
+        def one_row(row: tf.Tensor | int) -> tf.Tensor:
+            i = first + tf.cast(row, tf.int64)
+            drawn, for_ties = chacha20(
+                *(self.seed, i),
+                (first_block, WORDS_PER_COORDINATE * groups),
+                (first_tie_block, _TIE_BLOCKS),
             )
-            return tf.reshape(tf.reshape(words, [-1])[:count], [ties, TIE_WORDS])
 
-        by_word = tf.transpose(
-            tf.reshape(drawn, [groups, WORDS_PER_COORDINATE, WORDS_PER_BLOCK]), [1, 0, 2]
+            def tie_words(ties: tf.Tensor) -> tf.Tensor:
+                count = TIE_WORDS * ties
+                needed = -(-count // WORDS_PER_BLOCK)
+                words = tf.cond(
+                    needed <= _TIE_BLOCKS,
+                    lambda: for_ties,
+                    lambda: chacha20(self.seed, i, (first_tie_block, needed))[0],
+                )
+                return tf.reshape(tf.reshape(words, [-1])[:count], [ties, TIE_WORDS])
+
+            by_word = tf.transpose(
+                tf.reshape(drawn, [groups, WORDS_PER_COORDINATE, WORDS_PER_BLOCK]), [1, 0, 2]
+            )
+            words = tf.reshape(by_word, [WORDS_PER_COORDINATE, -1])[:, :width]
+            return tf.ensure_shape(_from_words(self.table, words, tie_words), [width])
+
+        if isinstance(num_rows, int) and num_rows == 1:
+            return one_row(0)[tf.newaxis]
+        return tf.map_fn(
+            one_row,
+            tf.range(num_rows),
+            fn_output_signature=tf.TensorSpec([width], tf.int64),
+            parallel_iterations=_PARALLEL_ROWS,
         )
-        words = tf.reshape(by_word, [WORDS_PER_COORDINATE, -1])[:, :width]
-        integers = _from_words(table, words, tie_words)
-        return tf.ensure_shape(integers, [width])
 
-    if isinstance(num_rows, int) and num_rows == 1:
-        return one_row(0)[tf.newaxis]
-    return tf.map_fn(
-        one_row,
-        tf.range(num_rows),
-        fn_output_signature=tf.TensorSpec([width], tf.int64),
-        parallel_iterations=_PARALLEL_ROWS,
-    )
+    def combined(
+        self, tile: tf.Tensor, first: tf.Tensor, weights: tf.Tensor, num_own: tf.Tensor | int
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the product of weights with consecutive rows of Z, and the last rows of Z.
 
+        Rows of Z are drawn in groups. The last group has the rows of the block's own rounds.
 
-def combined_rows_of_z(
-    draw: _DrawRows, first: tf.Tensor, weights: tf.Tensor, num_own: tf.Tensor | int, width: int
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the product of weights with consecutive rows of Z, and the last rows of Z.
+        Args:
+          tile: int64 scalar: the tile's number in the segment.
+          first: int64 scalar: the first row.
+          weights: (outputs, rows) float64.
+          num_own: The number of rounds of the block.
 
-    Rows of Z are drawn in groups. The last group has the rows of the block's own rounds.
+        Returns:
+          (outputs, width) float64, and (num_own, width) int64.
+        """
+        num_outputs, num_rows = tf.unstack(tf.shape(weights))
 
-    Args:
-      draw: Draws rows of Z.
-      first: int64 scalar: the first row.
-      weights: (outputs, rows) float64.
-      num_own: The number of rounds of the block.
-      width: The coordinates.
+        def add_group(done: tf.Tensor, total: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            before = num_rows - num_own - done
+            count = tf.where(before > 0, tf.minimum(_GROUP, before), num_own)
+            z = self.of_z(tile, first + tf.cast(done, tf.int64), count)
+            product = weights[:, done : done + count] @ tf.cast(z, tf.float64)
+            return done + count, total + product, z
 
-    Returns:
-      (outputs, width) float64, and (num_own, width) int64.
-    """
-    num_outputs, num_rows = tf.unstack(tf.shape(weights))
+        some = tf.TensorShape([None, self.width])
+        _, total, z = tf.while_loop(
+            lambda done, *_: done < num_rows,
+            add_group,
+            (
+                tf.constant(0),
+                tf.zeros([num_outputs, self.width], tf.float64),
+                tf.zeros([0, self.width], tf.int64),
+            ),
+            shape_invariants=(tf.TensorShape([]), some, some),
+            parallel_iterations=1,
+        )
+        return total, z
 
-    def add_group(done: tf.Tensor, total: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        before = num_rows - num_own - done
-        count = tf.where(before > 0, tf.minimum(_GROUP, before), num_own)
-        z = draw(first + tf.cast(done, tf.int64), count)
-        product = weights[:, done : done + count] @ tf.cast(z, tf.float64)
-        return done + count, total + product, z
+    def rounded(self, z: tf.Tensor, earlier: tf.Tensor) -> tf.Tensor:
+        """Returns rows of noise as ``kernel.integers`` defines them, (...) int32.
 
-    some = tf.TensorShape([None, width])
-    _, total, z = tf.while_loop(
-        lambda done, *_: done < num_rows,
-        add_group,
-        (
-            tf.constant(0),
-            tf.zeros([num_outputs, width], tf.float64),
-            tf.zeros([0, width], tf.int64),
-        ),
-        shape_invariants=(tf.TensorShape([]), some, some),
-        parallel_iterations=1,
-    )
-    return total, z
+        Args:
+          z: (...) int64: rows of Z, in steps.
+          earlier: (...) float64: what earlier rounds add to them, in steps of Z.
+        """
+        shift = self.rows.shift
+        sums = z + tf.cast(tf.round(earlier), tf.int64) + tf.constant(1 << (shift - 1), tf.int64)
+        return tf.cast(tf.bitwise.right_shift(sums, tf.constant(shift, tf.int64)), tf.int32)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -406,14 +423,10 @@ class RowsInState:
           (segment.size,) int32, and the history for the next round.
         """
         del stream
-        width, table = min(segment.size, TILE), graph_table()
+        drawn = SegmentRows(self.rows, segment, seed)
 
         def of_tile(tile: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            def draw(first: tf.Tensor, count: tf.Tensor | int) -> tf.Tensor:
-                number = segment.first_tile + tile
-                return tile_rows(seed, first, count, number, width, table)
-
-            return self._step(i, draw, history[tile])
+            return self._step(i, drawn, tile, history[tile])
 
         if segment.num_tiles == 1:
             row, following = of_tile(tf.zeros([], tf.int64))
@@ -422,23 +435,26 @@ class RowsInState:
             of_tile,
             tf.range(segment.num_tiles, dtype=tf.int64),
             fn_output_signature=(
-                tf.TensorSpec([width], tf.int32),
+                tf.TensorSpec([drawn.width], tf.int32),
                 tf.TensorSpec(history.shape[1:], history.dtype),
             ),
             parallel_iterations=_PARALLEL_TILES,
         )
         return tf.reshape(rows, [-1])[: segment.size], following
 
-    def _step(self, i: tf.Tensor, draw: _DrawRows, history: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    def _step(
+        self, i: tf.Tensor, drawn: SegmentRows, tile: tf.Tensor, history: tf.Tensor
+    ) -> tuple[tf.Tensor, ...]:
         """A row of C^-1 Z in one tile, (width,) int32, and the next history of the tile.
 
         Args:
           i: int64 scalar: the round, from 0.
-          draw: Draws rows of Z.
+          drawn: Draws and rounds rows.
+          tile: int64 scalar: the tile's number in the segment.
           history: (those that are kept, width): the last rows, oldest first, or state vectors;
             zeros before the first round.
         """
-        unit, (kept, width) = self.rows.recursion.normalised, history.shape
+        unit, kept = self.rows.recursion.normalised, history.shape[0]
         tables, number_of = self._transitions
         weights = tf.gather(tf.constant(tables), tf.gather(tf.constant(number_of), i))
         of_known, of_driving = tf.split(weights, [kept, -1], axis=1)
@@ -448,11 +464,11 @@ class RowsInState:
             first = tf.maximum(i - (unit.rows_of_z_per_round - 1), 0)
             # There are no rows of Z before the first round.
             of_z = of_driving[:, tf.cast(first - i, tf.int32) - 1 :]
-            product, z = combined_rows_of_z(draw, first, of_z, 1, width)
+            product, z = drawn.combined(tile, first, of_z, 1)
             earlier, following = earlier + product[:1], following + product[1:]
         else:
-            z = draw(i, 1)
-        row = integer_row(self.rows, z, earlier)
+            z = drawn.of_z(tile, i, 1)
+        row = drawn.rounded(z, earlier)
         if unit.num_earlier_rows:
             return row[0], tf.concat([history[1:], row], axis=0)
         if not unit.draws_earlier_rows_of_z:
@@ -480,19 +496,6 @@ class RowsInState:
             table[:, known - of_known.shape[1] : known] = of_known
             table[:, table.shape[1] - of_driving.shape[1] :] = of_driving
         return tables, number_of
-
-
-def integer_row(rows: IntegerRows, z: tf.Tensor, earlier: tf.Tensor) -> tf.Tensor:
-    """Returns rows as ``integers`` defines them, (...) int32.
-
-    Args:
-      rows: The mechanism's rows.
-      z: (...) int64: rows of Z, in steps.
-      earlier: (...) float64: what earlier rounds add to them, in steps of Z.
-    """
-    half = tf.constant(1 << (rows.shift - 1), tf.int64)
-    sums = z + tf.cast(tf.round(earlier), tf.int64) + half
-    return tf.cast(tf.bitwise.right_shift(sums, tf.constant(rows.shift, tf.int64)), tf.int32)
 
 
 # ----- Streams.
@@ -523,7 +526,32 @@ class TensorNoise:
     @property
     def segments(self) -> tuple[Segment, ...]:
         """The layout of a row."""
-        return layout_of(self.specs).segments
+        return self.layout_of(self.specs).segments
+
+    @staticmethod
+    def layout_of(specs: tuple[tf.TensorSpec, ...]) -> RowLayout:
+        """Returns the layout of a row: noise is float64 where tensors are, and float32 elsewhere.
+
+        Args:
+          specs: The shape and dtype of each tensor of an update.
+        """
+        shapes = tuple(tuple(spec.shape) for spec in specs)
+        dtypes = ("float64" if spec.dtype == tf.float64 else "float32" for spec in specs)
+        return RowLayout(shapes, tuple(dtypes))
+
+    @staticmethod
+    def of_round(numbers: FloatArray, i: tf.Tensor) -> tf.Tensor:
+        """Returns a round's entry of a table, in a form that TensorFlow's optimizer leaves alone.
+
+        The optimizer makes a constant of a table whose entries are all the same, and regroups
+        products with constants, which changes last bits. The NaN at the end keeps the entries
+        different.
+
+        Args:
+          numbers: (n,) float64: one for each round.
+          i: int64 scalar: the round, of those that there are.
+        """
+        return tf.gather(tf.constant([*numbers, math.nan], tf.float64), i)
 
     def initial_state(self, seed: tf.Tensor, stream: tf.Tensor) -> NoiseState:
         """Returns the state before the first round.
@@ -561,7 +589,7 @@ class TensorNoise:
             tensors = tf.split(flat, [shape.num_elements() for shape in shapes])
             for position, shape, tensor in zip(segment.positions, shapes, tensors, strict=True):
                 row[position] = tf.reshape(tensor, shape)
-        step = of_round(self.store.rows.steps * stddev, i)
+        step = TensorNoise.of_round(self.store.rows.steps * stddev, i)
         # The state of a run that was extended becomes one of the whole run.
         return row, step, self._state(i + 1, state.seed, state.stream, tuple(histories))
 
@@ -595,37 +623,3 @@ class TensorNoise:
         # An assertion that holds while the graph is built is None.
         with tf.control_dependencies([check for check in checks if check is not None]):
             return tf.identity(state.round_index)
-
-
-def of_round(numbers: FloatArray, i: tf.Tensor) -> tf.Tensor:
-    """Returns a round's entry of a table, in a form that TensorFlow's optimizer leaves alone.
-
-    The optimizer makes a constant of a table whose entries are all the same, and regroups products
-    with constants, which changes last bits. The NaN at the end keeps the entries different.
-
-    Args:
-      numbers: (n,) float64: one for each round.
-      i: int64 scalar: the round, of those that there are.
-    """
-    return tf.gather(tf.constant([*numbers, math.nan], tf.float64), i)
-
-
-def layout_of(specs: tuple[tf.TensorSpec, ...]) -> RowLayout:
-    """Returns the layout of a row of these tensors.
-
-    Args:
-      specs: The shape and dtype of each tensor of an update.
-    """
-    shapes = tuple(tuple(spec.shape) for spec in specs)
-    return RowLayout(shapes, tuple(noise_dtype(spec.dtype).name for spec in specs))
-
-
-def noise_dtype(dtype: tf.DType) -> tf.DType:
-    """Returns the dtype of the noise of a tensor: float64, or float32 for other dtypes.
-
-    Its segment of a row is the one of this dtype.
-
-    Args:
-      dtype: The dtype of the tensor.
-    """
-    return tf.float64 if dtype == tf.float64 else tf.float32

@@ -49,7 +49,7 @@ from mf_aggregators.privacy import ledgers
 from mf_aggregators.privacy.guarantees import StoppingRule
 from mf_aggregators.privacy.ledgers import LedgerError
 from mf_aggregators.tff import client_sums, processes
-from mf_aggregators.tff.processes import StopRequest
+from mf_aggregators.tff.processes import RefusalError, StopRequest
 from simulations.devices.device_behaviour import DeviceBehaviour
 from simulations.devices.device_populations import (
     DevicePopulation,
@@ -594,7 +594,7 @@ def rounds(
         except Exception as error:
             if stop.is_set:
                 raise KeyboardInterrupt from None
-            refusal = processes.refusal_of(error)
+            refusal = RefusalError.reason_of(error)
             if refusal is not None:
                 raise RoundRefusedError(f"round {index + 1}: {refusal}") from error
             if _FULL in str(error):

@@ -37,7 +37,8 @@ from mf_aggregators.participation import (
     PoissonSampling,
     SingleParticipation,
 )
-from mf_aggregators.tff import graph_check, tensor_rows
+from mf_aggregators.tff import graph_check
+from mf_aggregators.tff.tensor_rows import SegmentRows
 from tests.mf_aggregators import broken_clipping
 from tests.mf_aggregators.float_aggregator import FloatAggregator
 from tests.mf_aggregators.random_recursions import banded_rows
@@ -184,13 +185,13 @@ _REPEATED, _REPLACED = 3, 4
 
 
 def _repeat_a_row_of_z(monkeypatch: pytest.MonkeyPatch) -> None:
-    intact = tensor_rows.tile_rows
+    intact = SegmentRows.of_z
 
-    def faulty(seed: Any, row: tf.Tensor, *rest: Any) -> tf.Tensor:
+    def faulty(self: Any, tile: tf.Tensor, row: tf.Tensor, number: Any) -> tf.Tensor:
         other = tf.constant(_REPEATED, row.dtype)
-        return intact(seed, tf.where(tf.equal(row, _REPLACED), other, row), *rest)
+        return intact(self, tile, tf.where(tf.equal(row, _REPLACED), other, row), number)
 
-    monkeypatch.setattr(tensor_rows, "tile_rows", faulty)
+    monkeypatch.setattr(SegmentRows, "of_z", faulty)
     # Which would refuse these graphs.
     monkeypatch.setattr(graph_check, "check", lambda query: None)
 

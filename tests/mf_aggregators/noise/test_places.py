@@ -41,8 +41,9 @@ from mf_aggregators.kernel.rows import (
 )
 from mf_aggregators.noise import places
 from mf_aggregators.noise.places import NoiseStorage, RecordError, ReleasedSums
-from mf_aggregators.tff import rows_on_disk, tensor_rows
+from mf_aggregators.tff import rows_on_disk
 from mf_aggregators.tff.rows_on_disk import RowsOnDisk
+from mf_aggregators.tff.tensor_rows import SegmentRows, TensorNoise
 from tests.mf_aggregators.random_recursions import toeplitz_rows
 from tests.mf_aggregators.small_mechanisms import blt
 from tests.refusals import refuses
@@ -78,13 +79,14 @@ _EVERY_MECHANISM = pytest.mark.parametrize(
 def _files_bytes(recursion: NoiseRecursion, size: int, directory: pathlib.Path) -> int:
     """The bytes of all files that a run has at its end, weights included."""
     blocks = Blocks.of(recursion)
-    (segment,) = tensor_rows.layout_of((tf.TensorSpec((size,), tf.float32),)).segments
+    (segment,) = TensorNoise.layout_of((tf.TensorSpec((size,), tf.float32),)).segments
     files = RowsOnDisk.prepared(IntegerRows.of(recursion), blocks, (segment,), directory)
 
     @tf.function(autograph=False)
     def make(block: tf.Tensor, tile: tf.Tensor) -> tf.Tensor:
-        nothing, table = tf.zeros([2], tf.int64), tensor_rows.graph_table()
-        return rows_on_disk._StreamFiles(files, segment, nothing, nothing, table).make(block, tile)
+        nothing = tf.zeros([2], tf.int64)
+        drawn = SegmentRows(files.rows, segment, nothing)
+        return rows_on_disk._StreamFiles(files, drawn, nothing).make(block, tile)
 
     for block in range(blocks.num_blocks):
         for tile in range(segment.num_tiles):

@@ -365,9 +365,9 @@ def test_a_context_whose_methods_are_fixed_is_left_as_it_is() -> None:
     with pytest.raises(_WorkerError) as raised:
         _invoked(context)
     # Whoever runs it finds the reason, whole.
-    assert processes.refusal_of(raised.value) == _MESSAGE
-    assert processes.refusal_of(processes.RefusalError("Why.")) == "Why."
-    assert processes.refusal_of(ValueError("another error")) is None
+    assert processes.RefusalError.reason_of(raised.value) == _MESSAGE
+    assert processes.RefusalError.reason_of(processes.RefusalError("Why.")) == "Why."
+    assert processes.RefusalError.reason_of(ValueError("another error")) is None
 
 
 def test_every_check_in_a_graph_says_what_is_refused() -> None:

@@ -19,11 +19,10 @@ from mf_aggregators.tff import (
     dp_query,
     graph_check,
     release_record,
-    rows_on_disk,
-    tensor_rows,
 )
 from mf_aggregators.tff.aggregator import _MeanQuery
 from mf_aggregators.tff.dp_query import AdaptiveClipSumQuery, MatrixFactorizationSumQuery
+from mf_aggregators.tff.tensor_rows import SegmentRows, TensorNoise
 
 _SPECS = [tf.TensorSpec([3], tf.float32), tf.TensorSpec([2, 2], tf.float64)]
 _MADE = {
@@ -87,11 +86,11 @@ def _times(function: Callable[..., Any], factor: int) -> Callable[..., Any]:
 
 
 _ALTERED = [
-    (tensor_rows, "integer_row", "state"),
-    (tensor_rows, "tile_rows", "state"),
-    (rows_on_disk, "integer_row", "disk"),
-    (rows_on_disk, "tile_rows", "disk"),
-    (tensor_rows, "of_round", "state"),
+    (SegmentRows, "rounded", "state"),
+    (SegmentRows, "of_z", "state"),
+    (SegmentRows, "rounded", "disk"),
+    (SegmentRows, "of_z", "disk"),
+    (TensorNoise, "of_round", "state"),
     (dp_query, "_released", "state"),
     (dp_query, "_clip_to_grid", "state"),
     (dp_query, "_scaling", "state"),
@@ -166,7 +165,5 @@ def test_a_record_that_takes_any_sum_is_refused(monkeypatch: pytest.MonkeyPatch)
 
 def test_rounds_past_the_last_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     query = _query("identity")
-    monkeypatch.setattr(
-        tensor_rows.TensorNoise, "_checked_round", lambda self, state: state.round_index
-    )
+    monkeypatch.setattr(TensorNoise, "_checked_round", lambda self, state: state.round_index)
     assert _found(query) is not None

@@ -253,7 +253,7 @@ def test_a_schema_is_found_wherever_it_stands_in_a_state(participation: Particip
     both = _State(noise, (noise,))
     assert processes.participations_in(both) == (participation, participation)
     other = noise._replace(round_index=1)
-    assert processes.states_in(processes.with_state(state, other)) == [other]
+    assert processes.states_in(other.put_into(state)) == [other]
 
 
 def test_a_state_may_declare_nothing() -> None:

@@ -20,13 +20,13 @@ from hypothesis import strategies as st
 from mf_aggregators.factorizations import Factorization, TreeAggregationFactorization
 from mf_aggregators.kernel import draws
 from mf_aggregators.kernel.draws import TILE
-from mf_aggregators.kernel.integers import IntegerRows
+from mf_aggregators.kernel.integers import IntegerRows, Segment
 from mf_aggregators.kernel.rows import BandedNoise, Blocks, NoiseRecursion
 from mf_aggregators.noise import places
 from mf_aggregators.tff import tensor_rows
 from mf_aggregators.tff.processes import NoiseState
 from mf_aggregators.tff.rows_on_disk import RowsOnDisk
-from mf_aggregators.tff.tensor_rows import RowsInState, TensorNoise
+from mf_aggregators.tff.tensor_rows import RowsInState, SegmentRows, TensorNoise
 from tests.examples import examples
 from tests.mf_aggregators import small_mechanisms
 from tests.mf_aggregators.random_recursions import toeplitz_rows
@@ -89,7 +89,7 @@ class _Stream:
         self.files: RowsOnDisk | None = None
         self.rows = IntegerRows.of(recursion)
         if blocks is not None:
-            segments = tensor_rows.layout_of(specs).segments
+            segments = TensorNoise.layout_of(specs).segments
             self.files = RowsOnDisk.prepared(self.rows, blocks, segments, _directories.new())
         self.noise = TensorNoise(self.files or RowsInState(self.rows), specs)
         self._step = tf.function(self.noise.next_row, autograph=False)
@@ -363,12 +363,12 @@ def test_recursions_in_one_directory_do_not_mix(tmp_path: pathlib.Path) -> None:
     toeplitz_noise = _FACTORIZATIONS[8].noise_recursion()
     assert isinstance(toeplitz_noise, BandedNoise)
     other = toeplitz_rows(_NUM_ROUNDS, toeplitz_noise.bands[0] * [1.0, 1.0, 1.1])
-    of_specs = tensor_rows.layout_of(_SPECS).segments
+    of_specs = TensorNoise.layout_of(_SPECS).segments
     cases = [
         (Blocks.of(recursion), of_specs),
         (_small_blocks(recursion), of_specs),
-        (Blocks.of(recursion), tensor_rows.layout_of(_MIXED_SPECS).segments),
-        (Blocks.of(recursion), tensor_rows.layout_of(_SPECS[:2]).segments),
+        (Blocks.of(recursion), TensorNoise.layout_of(_MIXED_SPECS).segments),
+        (Blocks.of(recursion), TensorNoise.layout_of(_SPECS[:2]).segments),
         (Blocks.of(toeplitz_noise), of_specs),
         (Blocks.of(other), of_specs),
     ]
@@ -463,17 +463,12 @@ _INT64 = st.one_of(
 
 @functools.cache
 def _drawer(width: int, num_rows: int | None) -> Callable[..., tf.Tensor]:
-    """A graph of :func:`tile_rows`; ``num_rows`` is None for a number that is a tensor."""
+    """A graph of ``SegmentRows.of_z``; ``num_rows`` is None for a number that is a tensor."""
 
     def draw(seed: tf.Tensor, first_row: tf.Tensor, tile: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-        return tensor_rows.tile_rows(
-            seed,
-            first_row,
-            rows if num_rows is None else num_rows,
-            tile,
-            width,
-            tensor_rows.graph_table(),
-        )
+        rows_of_noise = IntegerRows.of(BandedNoise(1))
+        drawn = SegmentRows(rows_of_noise, Segment("float32", 0, width, (0,)), seed)
+        return drawn.of_z(tile, first_row, rows if num_rows is None else num_rows)
 
     return tf.function(draw, autograph=False)
 

@@ -159,14 +159,15 @@ def _use_a_row_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second round has the row of Z of the first."""
     import tensorflow as tf
 
-    from mf_aggregators.tff import graph_check, tensor_rows
+    from mf_aggregators.tff import graph_check
+    from mf_aggregators.tff.tensor_rows import SegmentRows
 
-    intact = tensor_rows.tile_rows
+    intact = SegmentRows.of_z
 
-    def faulty(seed: Any, row: Any, *rest: Any) -> Any:
-        return intact(seed, tf.where(tf.equal(row, 1), tf.zeros_like(row), row), *rest)
+    def faulty(self: Any, tile: Any, row: Any, number: Any) -> Any:
+        return intact(self, tile, tf.where(tf.equal(row, 1), tf.zeros_like(row), row), number)
 
-    monkeypatch.setattr(tensor_rows, "tile_rows", faulty)
+    monkeypatch.setattr(SegmentRows, "of_z", faulty)
     # Which would refuse these graphs.
     monkeypatch.setattr(graph_check, "check", lambda query: None)
 
