@@ -545,7 +545,7 @@ class Mechanism:
                 described = horizon["participation"]
                 mechanism = cls(
                     factorization.at_horizon(horizon["num_rounds"]),
-                    participations.from_dict(described)
+                    Participation.from_dict(described)
                     if "schema" in described
                     else SamplingScheme.from_dict(described),
                     horizon["noise_multiplier"],

@@ -22,7 +22,6 @@ import numpy as np
 from absl import flags
 
 from mf_aggregators import Mechanism, atomic_files, checkpoints, inputs
-from mf_aggregators import participation as participations
 from mf_aggregators.commands import command_line, mechanism_flags
 from mf_aggregators.commands.command_line import FlagGroup
 from mf_aggregators.factorizations import Factorization
@@ -386,7 +385,7 @@ def _planned(
         multiplier = saved.noise_multiplier if multiplier is None else multiplier
     elif values.checkpoint is not None:
         factorization, description = checkpoints.load_with_description(values.checkpoint)
-        schema = participations.from_dict(description["errors"]["participation"])
+        schema = Participation.from_dict(description["errors"]["participation"])
     by_rounds = values.timer == "rounds"
     if values.separation is not None:
         schema = MinSeparation(values.separation, values.max_participations)

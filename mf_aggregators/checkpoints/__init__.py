@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 
 from mf_aggregators import atomic_files, catalogue, version, workloads
-from mf_aggregators import participation as participations
 from mf_aggregators.checkpoints import published_matrices
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel.numbers import Error, rounded_up
@@ -294,11 +293,11 @@ def load_with_description(
         factorization = entry.factorization.from_arrays(
             description["num_rounds"],
             arrays,
-            participation=None if stated is None else participations.from_dict(stated),
+            participation=None if stated is None else Participation.from_dict(stated),
             optimality_gap=description["optimality_gap"],
             parameters=description["parameters"],
         )
-        schema = participations.from_dict(description["errors"]["participation"])
+        schema = Participation.from_dict(description["errors"]["participation"])
         stated_sensitivity = float(description["errors"]["sensitivity"])
     _check_sensitivity(description_path, stated_sensitivity, factorization, schema)
     # The hash is checked last, because an error of a field says more. Checkpoints of the first
@@ -436,7 +435,7 @@ def _horizons(plans: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _as_proved(described: Mapping[str, Any]) -> dict[str, Any]:
     """A schema in the form that a guarantee uses, because a schema may have two descriptions."""
-    schema = participations.from_dict(described).as_schema()
+    schema = Participation.from_dict(described).as_schema()
     return Participation.of_schema(schema).to_dict()
 
 
@@ -513,7 +512,7 @@ def _check_statement(
     schema = (
         SingleParticipation()
         if planned["sampling"]
-        else participations.from_dict(_schema_of(planned))
+        else Participation.from_dict(_schema_of(planned))
     )
     stated, found = float(planned["sensitivity"]), factorization.sensitivity(schema).value
     # This version states the sensitivity rounded up to six digits.

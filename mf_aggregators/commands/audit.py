@@ -30,7 +30,7 @@ from mf_aggregators.commands import command_line, mechanism_flags
 from mf_aggregators.commands.command_line import CommandError, FlagGroup
 from mf_aggregators.kernel.numbers import pair, rounded_up
 from mf_aggregators.mechanism import Mechanism
-from mf_aggregators.participation import SingleParticipation
+from mf_aggregators.participation import Participation, SingleParticipation
 
 # With this noise multiplier, wrong guesses are rare enough for a large bound and frequent enough to
 # be counted.
@@ -362,7 +362,7 @@ def _audited(values: flags.FlagValues) -> Mechanism:
             schema = schema or saved.noise_reference
             own_multiplier = mechanism_flags.noise_under(saved, schema)
         factorization, description = checkpoints.load_with_description(values.checkpoint)
-        schema = schema or participations.from_dict(description["errors"]["participation"])
+        schema = schema or Participation.from_dict(description["errors"]["participation"])
     else:
         num_rounds = _NUM_ROUNDS if values.num_rounds is None else values.num_rounds
         # Also refuses impossible numbers of rounds before a search begins.

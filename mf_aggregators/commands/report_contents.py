@@ -12,7 +12,6 @@ import numpy as np
 from absl import flags
 
 from mf_aggregators import checkpoints, factorizations, lower_bounds, random_streams, workloads
-from mf_aggregators import participation as participations
 from mf_aggregators.commands import mechanism_flags, stated_runs
 from mf_aggregators.commands.command_line import CommandError, check_choice, naming
 from mf_aggregators.factorizations import Errors, Factorization
@@ -71,7 +70,7 @@ class _Subject:
         noise = mechanism_flags.noise_multiplier(values)
         saved = mechanism_flags.saved_mechanism(values.checkpoint)
         own = (
-            participations.from_dict(made_for["participation"])
+            Participation.from_dict(made_for["participation"])
             if saved is None
             else saved.noise_reference
         )

@@ -194,8 +194,30 @@ class Participation(abc.ABC):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns a JSON-able mapping, which ``participation.from_dict`` reads."""
+        """Returns a JSON-able mapping, which :meth:`from_dict` reads."""
         return {"schema": self.name, **dataclasses.asdict(self)}
+
+    @staticmethod
+    def from_dict(description: Mapping[str, Any]) -> "Participation":
+        """Returns the schema of a mapping that :meth:`to_dict` made.
+
+        Args:
+          description: A mapping with ``schema`` (``single``, ``fixed_epoch`` or
+            ``min_sep``) and that schema's attributes.
+
+        Raises:
+          ValueError: If the mapping names no schema, or has other attributes than the schema.
+        """
+        attributes = dict(description)
+        name = attributes.pop("schema", None)
+        if name not in _SCHEMAS:
+            raise ValueError(
+                f"a participation schema must be one of {', '.join(_SCHEMAS)}, found {name!r}."
+            )
+        try:
+            return _SCHEMAS[name](**attributes)
+        except TypeError as error:
+            raise ValueError(f"participation schema {name}: {error}.") from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -352,31 +374,6 @@ def check(participation: Any, num_rounds: int | None = None) -> Participation:
             f"at most {fitting} fit."
         )
     return schema
-
-
-def from_dict(description: Mapping[str, Any]) -> Participation:
-    """Returns the schema of a mapping that ``Participation.to_dict`` made.
-
-    Args:
-      description: A mapping with ``schema`` (``single``, ``fixed_epoch`` or
-        ``min_sep``) and that schema's attributes.
-
-    Returns:
-      The schema.
-
-    Raises:
-      ValueError: If the mapping names no schema, or has other attributes than the schema.
-    """
-    attributes = dict(description)
-    name = attributes.pop("schema", None)
-    if name not in _SCHEMAS:
-        raise ValueError(
-            f"a participation schema must be one of {', '.join(_SCHEMAS)}, found {name!r}."
-        )
-    try:
-        return _SCHEMAS[name](**attributes)
-    except TypeError as error:
-        raise ValueError(f"participation schema {name}: {error}.") from None
 
 
 @dataclasses.dataclass(frozen=True)

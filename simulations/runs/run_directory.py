@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from mf_aggregators import __version__, atomic_files, inputs, participation
+from mf_aggregators import __version__, atomic_files, inputs
 from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.kernel.numbers import Error
 from mf_aggregators.participation import Participation, SamplingScheme
@@ -361,7 +361,7 @@ def horizons_of(begun: Mapping[str, Any], directory: RunDirectory) -> tuple[Hori
             Horizon(
                 int(horizon["num_rounds"]),
                 int(horizon["released_rounds"]),
-                participation.from_dict(horizon["participation"]),
+                Participation.from_dict(horizon["participation"]),
             )
             for horizon in begun.get(EXTENDS, ())
         )

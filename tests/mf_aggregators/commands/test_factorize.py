@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import mf_aggregators as mfa
-from mf_aggregators import accounting, checkpoints, factorizations, participation, workloads
-from mf_aggregators.participation import MinSeparation
+from mf_aggregators import accounting, checkpoints, factorizations, workloads
+from mf_aggregators.participation import MinSeparation, Participation, SingleParticipation
 from tests import console_commands
 
 _FACTORIZE_FIELDS = {
@@ -160,7 +160,7 @@ def test_every_mechanism_is_made_reported_and_loaded(
     assert reported["max_error"] >= reported["max_error_lower_bound"]
     assert reported["sensitivity_is_exact"] is True
     factorization, description = checkpoints.load_with_description(tmp_path / "c")
-    schema = participation.from_dict(description["errors"]["participation"])
+    schema = Participation.from_dict(description["errors"]["participation"])
     assert str(schema) == fields["participation"]
     assert factorization.rmse(workloads.prefix_sum(12), schema) == pytest.approx(fields["rmse"])
 
@@ -187,7 +187,7 @@ def test_a_gap_says_which_error_it_is_of(
         others = (factorizations.optimal(12), factorizations.optimal(12, error="max"))
         for other in others:
             least = fields[named or "rmse"] ** 2 / (1.0 + fields["optimality_gap"])
-            errors = other.errors(12, participation.SingleParticipation()).to_dict()
+            errors = other.errors(12, SingleParticipation()).to_dict()
             assert errors[named or "rmse"] ** 2 >= least
     # Of another schema, nothing is certified.
     of_two = report("--separation=2").fields()

@@ -74,7 +74,7 @@ def test_what_is_no_schema_is_refused(other: Any) -> None:
 
 @given(_SCHEMAS)
 def test_descriptions_round_trip(schema: Participation) -> None:
-    assert participation.from_dict(schema.to_dict()) == schema
+    assert Participation.from_dict(schema.to_dict()) == schema
 
 
 def test_separation_counts_the_distance_of_rounds() -> None:
@@ -89,7 +89,7 @@ def test_separation_counts_the_distance_of_rounds() -> None:
 )
 def test_bad_descriptions_are_refused(description: dict[str, object]) -> None:
     with refuses("schema"):
-        participation.from_dict(description)
+        Participation.from_dict(description)
 
 
 @given(_SCHEMAS, st.integers(1, 9))

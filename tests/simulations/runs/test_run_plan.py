@@ -639,7 +639,7 @@ def test_a_saved_mechanism_states_what_long_flags_state(
         stated.append(contents)
         assert verify(tmp_path / name) == []
     assert stated[0] == stated[1]
-    schema = mfa.participation.from_dict(stated[0]["planned"]["schema"])
+    schema = mfa.participation.Participation.from_dict(stated[0]["planned"]["schema"])
     assert schema.allows(participation, 12)
     assert participation.allows(schema, 12)
 
