@@ -1,6 +1,5 @@
-"""Flags that describe mechanisms, participation schemas, fleets, workloads and privacy targets."""
+"""Flags that describe mechanisms, participation schemas, workloads and privacy targets."""
 
-import dataclasses
 import functools
 import math
 import pathlib
@@ -16,7 +15,7 @@ from mf_aggregators import mechanism as mechanisms
 from mf_aggregators.commands.command_line import CommandError, FlagGroup, check_choice, naming
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel import numbers
-from mf_aggregators.kernel.numbers import FloatArray, counted
+from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import (
     FixedEpochOrder,
@@ -24,8 +23,6 @@ from mf_aggregators.participation import (
     Participation,
     SingleParticipation,
 )
-from mf_aggregators.planning import fleets
-from mf_aggregators.planning.fleets import Fleet
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.workloads import Workload
 
@@ -39,22 +36,6 @@ MECHANISMS_OF_RUNS = tuple(
 )
 # The field of the error that the optimality gap is about, if it is not the mean error.
 _CERTIFIED_ERRORS: Mapping[str, str] = {"max": "max_error", "weights": "weighted_error"}
-# The flags that describe a fleet of devices.
-_FLAGS_OF_FLEETS = (
-    "dropout",
-    "over_selection",
-    "returning",
-    "absent_rounds",
-    "retry_rounds",
-    "spread",
-    "timer_hours",
-    "round_minutes",
-    "peak_hours",
-)
-# The largest number of printed pairs (separation, most participations) that a fleet survives.
-_MOST_PAIRS = 8
-# The characters of the longest bar of the chart of pairs.
-_WIDTH_OF_NOISE = 30
 
 
 def define(values: flags.FlagValues, *subjects: str) -> None:
@@ -63,7 +44,7 @@ def define(values: flags.FlagValues, *subjects: str) -> None:
     Args:
       values: Where flags are defined.
       *subjects: ``options`` (of mechanisms), ``options_of_runs`` (of mechanisms in training
-        commands), ``workload``, ``participation``, ``privacy`` or ``fleet``.
+        commands), ``workload``, ``participation`` or ``privacy``.
     """
     for subject in subjects:
         _SUBJECTS[subject](values)
@@ -274,160 +255,6 @@ def check_is_saved(
     )
 
 
-def _define_fleet(values: flags.FlagValues) -> None:
-    """Defines the flags of a fleet."""
-    group = FlagGroup(values, "Fleet")
-    group.number(
-        "dropout",
-        "The probability that a selected device does not upload. The plan looks for a separation "
-        "and a number of participations with which simulated fleets come to the last round. "
-        f"Default: {fleets.DROPOUT:g}.",
-    )
-    group.number(
-        "over_selection",
-        "The number of devices selected for each upload that is needed, at least 1. Default: the "
-        "one with which the fewest timers start for each round.",
-    )
-    group.number(
-        "returning",
-        "The probability that a device whose timer has run out is available in a round. Default: "
-        "1.",
-    )
-    group.number(
-        "absent_rounds",
-        "The rounds after which half of the devices whose timers have run out are available. The "
-        "plan survives both if they are, and if devices come and go by --returning. Default: 0.",
-    )
-    group.number(
-        "retry_rounds",
-        "The rounds of time that a server waits if it found too few devices, for --absent_rounds. "
-        f"Default: {Fleet.retry_rounds:g}.",
-    )
-    group.number(
-        "spread",
-        "The standard deviation of dropouts between rounds, over their mean. "
-        f"Default: {Fleet.spread:g}.",
-    )
-    group.number(
-        "timer_hours", "The hours that timers count. Default: timers count rounds. Needs the next."
-    )
-    group.number("round_minutes", "The minutes of a round, for --timer_hours.")
-    group.number(
-        "peak_hours",
-        "The hours of each day in which rounds take place, for --timer_hours. Default: 24.",
-    )
-
-
-def fleet(
-    values: flags.FlagValues,
-) -> tuple[MinSeparation | None, Fleet | None, dict[str, Any] | None, list[str]]:
-    """Returns the schema of a plan for devices with timers, and the fleet of devices.
-
-    Without flags of a fleet, a tenth of the devices drops out. If simulated fleets survive no
-    separation then, the schema is the one for which the population is just large enough without
-    dropouts, and a line says so.
-
-    Args:
-      values: The parsed flags of a plan.
-
-    Returns:
-      The schema; the fleet, or None if it is too large to simulate; the fields of a JSON object,
-      with margins and the compared pairs; and lines of text. If clients are drawn, the first three
-      are None, and there are no lines.
-
-    Raises:
-      CommandError: If the fleet that flags describe survives no schema, or not the schema of flags.
-    """
-    given = {
-        name: values[name].value for name in _FLAGS_OF_FLEETS if values[name].value is not None
-    }
-    if values.sampling is not None:
-        check_choice(
-            not given,
-            f"--{next(iter(given), '')} is for devices with timers alone: leave --sampling out.",
-        )
-        return None, None, None, []
-    most = values.max_participations
-    # There have to be enough devices for an extension as well.
-    rounds = max(values.num_rounds, values.may_extend_to or 0)
-    full = min(values.num_rounds, values.population // values.clients_per_round)
-    typed = MinSeparation(full if values.separation is None else values.separation, most)
-    devices, starves = None, ""
-    pairs: tuple[fleets.Pair, ...] = ()
-    try:
-        devices = Fleet(values.population, values.clients_per_round, **given)
-        if values.separation is None or not devices.survives(rounds, typed):
-            pairs = devices.choose(
-                values.num_rounds,
-                max_participations=most,
-                may_extend_to=values.may_extend_to,
-            )
-    except ValueError as error:
-        starves = str(error)
-    if devices is not None and pairs and values.separation is not None:
-        best = pairs[0].participation
-        starves = (
-            f"--separation={values.separation} starves simulated fleets with "
-            f"{100 * devices.dropout:g} % dropouts: {best} survive."
-        )
-    check_choice(not starves or not given, starves)
-    chosen = pairs[0].participation if pairs and values.separation is None else typed
-    fields: dict[str, Any] = {
-        "separation": chosen.separation,
-        "max_participations": chosen.max_participations,
-        "is_assumed": not given,
-        "starves": starves or None,
-        "pairs": [
-            {
-                "separation": pair.participation.separation,
-                "max_participations": pair.participation.max_participations,
-                "noise": pair.noise / pairs[0].noise,
-            }
-            for pair in pairs
-        ],
-    }
-    if devices is None or starves:
-        return chosen, devices, fields, [f"WARNING: {starves}"]
-    margins = devices.margins(rounds, chosen)
-    fields |= {
-        "over_selection": devices.selected_per_upload,
-        "dropout": devices.dropout,
-        "margins": dataclasses.asdict(margins),
-    }
-    return chosen, devices, fields, _lines_of_fleet(devices, fields, margins)
-
-
-def _lines_of_fleet(devices: Fleet, fields: dict[str, Any], margins: fleets.Margins) -> list[str]:
-    lines = [
-        f"{100 * devices.dropout:g} % dropouts{' (--dropout)' if fields['is_assumed'] else ''}, "
-        f"{devices.selected} devices selected a round (--over_selection="
-        f"{fields['over_selection']:g}); 95 % of simulated fleets come to the last round",
-        f"in simulations it just survives with {margins.population} devices, or with "
-        f"{100 * margins.dropout:.3g} % dropouts",
-    ]
-    if margins.longest_minutes is not None:
-        # Rounding to nearest could print a number that is too long.
-        longest, pause = (
-            math.floor(10.0 * (each or 0.0)) / 10.0
-            for each in (margins.longest_minutes, margins.pause_hours)
-        )
-        lines.append(
-            f"participations come closer if rounds take more than {longest:g} "
-            f"minutes, or pause for more than {pause:g} hours; if they take "
-            f"less than {margins.shortest_minutes:.2g}, half of the attempts find too few devices"
-        )
-    printed = fields["pairs"][:_MOST_PAIRS]
-    most_noise = max((pair["noise"] for pair in printed), default=1.0)
-    for pair in printed:
-        most = pair["max_participations"]
-        limit = "no limit" if most is None else f"at most {counted(most, 'participation')}"
-        bar = "#" * round(_WIDTH_OF_NOISE * pair["noise"] / most_noise)
-        lines.append(
-            f"  {pair['separation']:>6} apart, {limit}: {pair['noise']:.3f} of the noise {bar}"
-        )
-    return lines
-
-
 def _define_workload(values: flags.FlagValues) -> None:
     """Defines --workload and the flags of its parameters."""
     group = FlagGroup(values, "Training")
@@ -565,5 +392,4 @@ _SUBJECTS: Mapping[str, Callable[[flags.FlagValues], None]] = {
     "workload": _define_workload,
     "participation": _define_participation,
     "privacy": _define_privacy,
-    "fleet": _define_fleet,
 }

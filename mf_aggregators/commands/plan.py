@@ -36,7 +36,7 @@ from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.ledger import ObservedParticipation
 from mf_aggregators.kernel.numbers import counted, pair, rounded_up
 from mf_aggregators.participation import SCHEMES, MinSeparation
-from mf_aggregators.planning import Candidate, Fleet, Plan, Setting, planner
+from mf_aggregators.planning import Candidate, Fleet, Plan, Setting, fleets, planner
 from mf_aggregators.privacy import guarantees
 
 # The default of --time_limit for devices with timers: the command ends within a minute.
@@ -74,6 +74,22 @@ _SAMPLER = "sampler(seed=mfa.participation.secret_seed())"
 # The mark of an estimate, and the fields that may be estimates.
 _ABOUT = "~"
 _ESTIMATED = ("effective_error", "effective_rmse", "max_effective_error", "noise_multiplier")
+# The flags that describe a fleet of devices.
+_FLAGS_OF_FLEETS = (
+    "dropout",
+    "over_selection",
+    "returning",
+    "absent_rounds",
+    "retry_rounds",
+    "spread",
+    "timer_hours",
+    "round_minutes",
+    "peak_hours",
+)
+# The largest number of printed pairs (separation, most participations) that a fleet survives.
+_MOST_PAIRS = 8
+# The characters of the longest bar of the chart of pairs.
+_WIDTH_OF_NOISE = 30
 
 
 def _define_flags(values: flags.FlagValues) -> None:
@@ -124,7 +140,7 @@ def _define_flags(values: flags.FlagValues) -> None:
         "and all but fixed_size and shuffling. Without it, devices decide when they take part, and "
         "nothing is amplified.",
     )
-    mechanism_flags.define(values, "fleet")
+    _define_fleet(values)
     group = FlagGroup(values, "Noise")
     group.number(
         "noise_memory_gb",
@@ -171,11 +187,55 @@ def _define_flags(values: flags.FlagValues) -> None:
     group.require("target_epsilon", "target_rho", "noise_multiplier")
 
 
+def _define_fleet(values: flags.FlagValues) -> None:
+    """Defines the flags of a fleet."""
+    group = FlagGroup(values, "Fleet")
+    group.number(
+        "dropout",
+        "The probability that a selected device does not upload. The plan looks for a separation "
+        "and a number of participations with which simulated fleets come to the last round. "
+        f"Default: {fleets.DROPOUT:g}.",
+    )
+    group.number(
+        "over_selection",
+        "The number of devices selected for each upload that is needed, at least 1. Default: the "
+        "one with which the fewest timers start for each round.",
+    )
+    group.number(
+        "returning",
+        "The probability that a device whose timer has run out is available in a round. Default: "
+        "1.",
+    )
+    group.number(
+        "absent_rounds",
+        "The rounds after which half of the devices whose timers have run out are available. The "
+        "plan survives both if they are, and if devices come and go by --returning. Default: 0.",
+    )
+    group.number(
+        "retry_rounds",
+        "The rounds of time that a server waits if it found too few devices, for --absent_rounds. "
+        f"Default: {Fleet.retry_rounds:g}.",
+    )
+    group.number(
+        "spread",
+        "The standard deviation of dropouts between rounds, over their mean. "
+        f"Default: {Fleet.spread:g}.",
+    )
+    group.number(
+        "timer_hours", "The hours that timers count. Default: timers count rounds. Needs the next."
+    )
+    group.number("round_minutes", "The minutes of a round, for --timer_hours.")
+    group.number(
+        "peak_hours",
+        "The hours of each day in which rounds take place, for --timer_hours. Default: 24.",
+    )
+
+
 @inputs.limited_memory()
 def _main(values: flags.FlagValues) -> None:
     """Makes the plan and prints the report."""
     _check_sizes(values)
-    schema, devices, fields_of_fleet, lines_of_fleet = mechanism_flags.fleet(values)
+    schema, devices, fields_of_fleet, lines_of_fleet = _fleet(values)
     setting = _setting(values, schema, devices)
     time_limit, own = _time_limit(values), _own(values)
     mechanisms = None if values.mechanisms is None else tuple(values.mechanisms)
@@ -250,6 +310,116 @@ def _main(values: flags.FlagValues) -> None:
     if lines_of_fleet:
         text = "\n".join([text, "", "The fleet:", *(f"  {line}" for line in lines_of_fleet)])
     command_line.print_result(values, fields, text)
+
+
+def _fleet(
+    values: flags.FlagValues,
+) -> tuple[MinSeparation | None, Fleet | None, dict[str, Any] | None, list[str]]:
+    """Returns the schema of a plan for devices with timers, and the fleet of devices.
+
+    Without flags of a fleet, a tenth of the devices drops out. If simulated fleets survive no
+    separation then, the schema is the one for which the population is just large enough without
+    dropouts, and a line says so.
+
+    Args:
+      values: The parsed flags of a plan.
+
+    Returns:
+      The schema; the fleet, or None if it is too large to simulate; the fields of a JSON object,
+      with margins and the compared pairs; and lines of text. If clients are drawn, the first three
+      are None, and there are no lines.
+
+    Raises:
+      CommandError: If the fleet that flags describe survives no schema, or not the schema of flags.
+    """
+    given = {
+        name: values[name].value for name in _FLAGS_OF_FLEETS if values[name].value is not None
+    }
+    if values.sampling is not None:
+        command_line.check_choice(
+            not given,
+            f"--{next(iter(given), '')} is for devices with timers alone: leave --sampling out.",
+        )
+        return None, None, None, []
+    most = values.max_participations
+    # There have to be enough devices for an extension as well.
+    rounds = max(values.num_rounds, values.may_extend_to or 0)
+    full = min(values.num_rounds, values.population // values.clients_per_round)
+    typed = MinSeparation(full if values.separation is None else values.separation, most)
+    devices, starves = None, ""
+    pairs: tuple[fleets.Pair, ...] = ()
+    try:
+        devices = Fleet(values.population, values.clients_per_round, **given)
+        if values.separation is None or not devices.survives(rounds, typed):
+            pairs = devices.choose(
+                values.num_rounds,
+                max_participations=most,
+                may_extend_to=values.may_extend_to,
+            )
+    except ValueError as error:
+        starves = str(error)
+    if devices is not None and pairs and values.separation is not None:
+        best = pairs[0].participation
+        starves = (
+            f"--separation={values.separation} starves simulated fleets with "
+            f"{100 * devices.dropout:g} % dropouts: {best} survive."
+        )
+    command_line.check_choice(not starves or not given, starves)
+    chosen = pairs[0].participation if pairs and values.separation is None else typed
+    fields: dict[str, Any] = {
+        "separation": chosen.separation,
+        "max_participations": chosen.max_participations,
+        "is_assumed": not given,
+        "starves": starves or None,
+        "pairs": [
+            {
+                "separation": each.participation.separation,
+                "max_participations": each.participation.max_participations,
+                "noise": each.noise / pairs[0].noise,
+            }
+            for each in pairs
+        ],
+    }
+    if devices is None or starves:
+        return chosen, devices, fields, [f"WARNING: {starves}"]
+    margins = devices.margins(rounds, chosen)
+    fields |= {
+        "over_selection": devices.selected_per_upload,
+        "dropout": devices.dropout,
+        "margins": dataclasses.asdict(margins),
+    }
+    return chosen, devices, fields, _lines_of_fleet(devices, fields, margins)
+
+
+def _lines_of_fleet(devices: Fleet, fields: dict[str, Any], margins: fleets.Margins) -> list[str]:
+    lines = [
+        f"{100 * devices.dropout:g} % dropouts{' (--dropout)' if fields['is_assumed'] else ''}, "
+        f"{devices.selected} devices selected a round (--over_selection="
+        f"{fields['over_selection']:g}); 95 % of simulated fleets come to the last round",
+        f"in simulations it just survives with {margins.population} devices, or with "
+        f"{100 * margins.dropout:.3g} % dropouts",
+    ]
+    if margins.longest_minutes is not None:
+        # Rounding to nearest could print a number that is too long.
+        longest, pause = (
+            math.floor(10.0 * (each or 0.0)) / 10.0
+            for each in (margins.longest_minutes, margins.pause_hours)
+        )
+        lines.append(
+            f"participations come closer if rounds take more than {longest:g} "
+            f"minutes, or pause for more than {pause:g} hours; if they take "
+            f"less than {margins.shortest_minutes:.2g}, half of the attempts find too few devices"
+        )
+    printed = fields["pairs"][:_MOST_PAIRS]
+    most_noise = max((each["noise"] for each in printed), default=1.0)
+    for found in printed:
+        most = found["max_participations"]
+        limit = "no limit" if most is None else f"at most {counted(most, 'participation')}"
+        bar = "#" * round(_WIDTH_OF_NOISE * found["noise"] / most_noise)
+        lines.append(
+            f"  {found['separation']:>6} apart, {limit}: {found['noise']:.3f} of the noise {bar}"
+        )
+    return lines
 
 
 def _own(values: flags.FlagValues) -> dict[str, Factorization]:
