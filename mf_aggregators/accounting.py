@@ -299,7 +299,7 @@ def noise_multiplier_of_zcdp(rho: float) -> float:
 def event(of: SampledRun | float) -> dp_events.DpEvent:
     """Returns the event of a run, for composition with other events.
 
-    Use it to compose a run with others, here (``composed_epsilon``) or in dp-accounting.
+    Use it when you compose a run with others, here (``composed_epsilon``) or in dp-accounting.
 
     Args:
       of: The noise multiplier of an unamplified run, relative to the sensitivity of C under its
@@ -344,7 +344,7 @@ def true_positive_rate(
 ) -> float | FloatArray:
     """Returns an upper bound on the true positive rate of every attacker of a run.
 
-    Use it to explain a guarantee by the success of an attacker.
+    Use it when you explain a guarantee by the success of an attacker.
 
     Args:
       noise_multiplier: The noise multiplier of an unamplified run, relative to the sensitivity of C

@@ -87,7 +87,7 @@ class ClipState(NamedTuple):
 class AdaptiveClip:
     """How a clip norm adapts to the norms of the clients' updates.
 
-    Use it if the norms of updates are not known: pass it as ``clip_norm``.
+    Use it when the norms of updates are not known: pass it as ``clip_norm``.
 
     Attributes:
       initial_norm: The clip norm of the first round.

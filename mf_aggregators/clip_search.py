@@ -57,7 +57,7 @@ class _Found(NamedTuple):
 def noise_of_run(noise_multiplier: float, share: float = SHARE) -> float:
     """Returns the noise multiplier of a run before which a search takes place.
 
-    Use it to make the mechanism of a run whose clip norm a search will find.
+    Use it when you make the mechanism of a run whose clip norm a search will find.
 
     Args:
       noise_multiplier: z, the noise multiplier of the guarantee of search and run together; above
@@ -81,7 +81,7 @@ def of_run(
 ) -> Mechanism:
     """Returns the mechanism of a search before a run.
 
-    Use it once the mechanism of the run is made.
+    Use it when the mechanism of the run is made.
 
     Args:
       run: The mechanism of the run, whose clients keep to a schema, with the noise multiplier of
@@ -142,7 +142,7 @@ def find(
 ) -> _Found:
     """Searches for the median of the norms of clients' updates.
 
-    Use it before the first round of a run if the norms of updates are not known.
+    Use it when the norms of updates are not known, before the first round of a run.
 
     If a search is interrupted, its budget is spent: a further search has to be accounted for as
     well.

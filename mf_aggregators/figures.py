@@ -125,7 +125,7 @@ def panels(
 ) -> tuple[matplotlib.figure.Figure, np.ndarray]:
     """Creates a figure with panels.
 
-    Use it first; the other functions draw into its panels.
+    Use it when you start a figure; the other functions draw into its panels.
 
     Args:
       num_rows: Rows of panels.
@@ -191,7 +191,7 @@ def describe(
 ) -> None:
     """Adds title, labels and legend to a panel.
 
-    Use it for a panel that your own matplotlib code has drawn.
+    Use it when your own matplotlib code has drawn a panel.
 
     Args:
       axes: The panel.
@@ -276,7 +276,7 @@ def lines(
 ) -> None:
     """Draws curves into a panel, with title, labels and legend.
 
-    Use it to draw errors or accuracies over rounds or epsilons.
+    Use it when you draw errors or accuracies over rounds or epsilons.
 
     Equal curves are drawn once, with all of their names. If a curve nearly hides another one, the
     hidden curve is broad and pale.
@@ -386,7 +386,7 @@ def heat_map(
 ) -> None:
     """Draws a matrix as a heat map: zero is white, positive red, and negative blue.
 
-    Use it to draw a matrix.
+    Use it when you draw a matrix.
 
     Args:
       figure: The figure.

@@ -70,7 +70,7 @@ class _RoundError(Error, RuntimeError):
 def name_reply(message: Message, name: str) -> Message:
     """Returns a ClientApp's reply to the query ``NAME_ACTION``, with its client's name.
 
-    Use it in your ClientApp, because the strategy asks each node for the name of its client.
+    Use it when you write a ClientApp: the strategy asks each node for the name of its client.
 
     The ids of nodes change with each process of Flower, but a client must keep one name during a
     run. A client with two names may take part more often than its guarantee allows.

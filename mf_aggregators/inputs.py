@@ -191,7 +191,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 class FixedSeedWarning(UserWarning):
     """A warning that the noise comes from a given seed, so that it can be subtracted.
 
-    Use it to silence the warning in tests with a fixed seed.
+    Use it when a test with a fixed seed should not warn.
 
     Example:
       >>> import warnings

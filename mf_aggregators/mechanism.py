@@ -713,7 +713,7 @@ def spent(
 ) -> _Spent:
     """Returns the planned epsilon of a run, and the epsilon of the rounds in its ledger.
 
-    Use it during a run, to know its epsilon so far.
+    Use it when a run is not finished, to know its epsilon so far.
 
     Args:
       mechanism: The mechanism of the run.
@@ -743,7 +743,7 @@ def spent(
 def load(directory: str | os.PathLike[str]) -> Mechanism:
     """Loads a mechanism that :meth:`Mechanism.save` wrote, or the mechanism of a training run.
 
-    Use it to resume a run, or to compute the guarantee of a run again.
+    Use it when you resume a run, or compute the guarantee of a run again.
 
     Files of a run are not signed. The plan in ``privacy.json`` is trusted, unless the run's matrix
     or ``config.json`` (if there is one) contradicts it. The stated epsilon is proved again, except

@@ -24,7 +24,7 @@ _ROUNDING_OF_TREE = 1e-11
 def compute(strategy_matrix: Any, participation: Participation) -> Sensitivity:
     """Computes the sensitivity of a strategy matrix under a participation schema.
 
-    Use it if C is an array and not a factorization.
+    Use it when C is an array and not a factorization.
 
     Args:
       strategy_matrix: C, an array of shape (m, n) for n rounds; m = n for square

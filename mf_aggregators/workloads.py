@@ -117,7 +117,7 @@ _LEAST_RATIO_OF_RATES = 1e-100
 class Workload:
     """A named workload (prefix sum or momentum SGD) with its parameters.
 
-    Use it instead of an (n, n) array for prefix sums or momentum, also for many rounds. (For
+    Use it when an (n, n) array would hold prefix sums or momentum, also for many rounds. (For
     another linear optimizer, pass its matrix.)
 
     Structured mechanisms compute their errors from it without an (n, n) matrix, because its methods

@@ -84,7 +84,7 @@ _Step: TypeAlias = Callable[[Any, list[FloatArray]], tuple[Any, FloatArray, floa
 class Claim:
     """The claim about an aggregator that an audit tests.
 
-    Use it as the argument of ``audit``.
+    Use it when you call ``audit``, whose argument it is.
 
     Attributes:
       mechanism: The mechanism, without sampling and with noise. The attack uses its numbers, but
@@ -153,7 +153,7 @@ class _AnyMechanismBound:
 class AuditResult:
     """The result of an audit of an aggregator.
 
-    Use it to read the result of ``audit``.
+    Use it when you read the result of ``audit``.
 
     Attributes:
       claim: The claim that was tested.
@@ -224,7 +224,7 @@ def audit(
 ) -> AuditResult:
     """Attacks an aggregator in real runs, in TensorFlow Federated or NumPy.
 
-    Use it to test an implementation of an aggregator against its claim.
+    Use it when you test an implementation of an aggregator against its claim.
 
     Bounds assume that the noise of different coordinates is independent, as the mechanism
     promises; the audit does not test that.

@@ -394,7 +394,7 @@ def _fresh_noise(controls: FloatArray, claimed: FloatArray) -> _FreshNoise:
 class RunAudit:
     """The result of the audit of one run.
 
-    Use it to read the result of ``one_run``.
+    Use it when you read the result of ``one_run``.
 
     Attributes:
       canaries: The number of canaries, in the run or not.
@@ -545,7 +545,7 @@ def one_run(
 ) -> RunAudit:
     """Audits one training run of any loop with any aggregator, by canaries in the run.
 
-    Use it to test a whole training loop in one of its normal runs.
+    Use it when you test a whole training loop in one of its normal runs.
 
     The loop treats the updates of canaries like those of its clients: it clips, sums and divides
     them. About half of the canaries are in the run, by secret coins, and keep to the participation

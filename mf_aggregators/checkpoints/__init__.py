@@ -53,7 +53,7 @@ _SENSITIVITY_TOLERANCE = 1e-9
 class CheckpointError(Error, ValueError):
     """A checkpoint cannot be read or written; the message names the file and the reason.
 
-    Catch it when a program reads checkpoints that may be missing or damaged.
+    Use it when a program reads checkpoints that may be missing or damaged.
 
     Example:
       >>> import mf_aggregators as mfa
@@ -118,7 +118,7 @@ def save(
 ) -> None:
     """Writes the checkpoint of a factorization.
 
-    Use it to keep a matrix that took long to compute, or to pass a matrix to commands.
+    Use it when a matrix took long to compute, or when a command should read it.
 
     Args:
       factorization: The factorization to save.
@@ -214,7 +214,7 @@ def check_destination(directory: str | os.PathLike[str], overwrite: bool = True)
 def load(directory: str | os.PathLike[str]) -> Factorization:
     """Loads a factorization from a checkpoint.
 
-    Use it to read a matrix that ``mf-factorize``, a training run or ``save`` wrote.
+    Use it when you read a matrix that ``mf-factorize``, a training run or ``save`` wrote.
 
     Args:
       directory: A directory that :func:`save` wrote, the directory of a training run, or one with

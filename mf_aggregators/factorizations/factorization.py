@@ -48,7 +48,7 @@ _MOST_ROUNDING = 1024.0
 class ExtensionError(Error, ValueError):
     """A factorization cannot be extended to more rounds; the message says why.
 
-    Catch it when a program extends runs whose matrix may not allow it.
+    Use it when a program extends runs whose matrix may not allow it.
 
     Example:
       >>> import mf_aggregators as mfa
@@ -97,7 +97,7 @@ class Errors:
 class Factorization(abc.ABC):
     """A strategy matrix C with its structure; the decoder of a workload A is B = A C^-1.
 
-    Use it as the type of any factorization: all factorizations are subclasses.
+    Use it when a function takes any factorization: all factorizations are subclasses.
 
     A factorization is immutable. Its errors are stated at sensitivity 1 and noise
     multiplier 1: the variance of output i is sens(C)^2 ||row i of B||^2, which does not change if C
@@ -714,7 +714,7 @@ class Factorization(abc.ABC):
 class BandedFactorization(Factorization):
     """A lower-triangular C with ``num_bands`` bands: C[i, j] = 0 for i - j >= num_bands.
 
-    Use it to read the bands of the result of ``banded`` or ``from_bands``.
+    Use it when you read the bands of the result of ``banded`` or ``from_bands``.
 
     Attributes:
       bands: (n, b), read-only, with ``bands[i, t] = C[i, i - t]``, zero where i < t; the diagonal

@@ -193,7 +193,7 @@ def optimal(
 ) -> DenseFactorization:
     """Computes the factorization with the least squared error (mean, maximum or weighted).
 
-    Use it for the least error of all matrices, for up to a few thousand rounds.
+    Use it when you want the least error of all matrices, for up to a few thousand rounds.
 
     For the mean error and single participation, it is the fixed point of Denisov et al. Thm 3.2,
     whose columns have equal norms. Under (k, b)-participation it is the solution of BandMF Problem

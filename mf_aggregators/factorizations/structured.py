@@ -139,7 +139,7 @@ def structured(
 ) -> StructuredFactorization:
     """Approximates a factorization of the prefix sum by diagonals and a low-rank matrix.
 
-    Use it to run an optimal matrix with less memory and time than its dense rows need.
+    Use it when you run an optimal matrix with less memory and time than its dense rows need.
 
     Alternating least squares fits L R^T to the entries of B below its first h diagonals, with the
     penalty of Denisov et al. App. H on the squared norms of L and R. (B is scaled so that columns

@@ -143,7 +143,7 @@ class TreeAggregationFactorization(Factorization):
 def tree_aggregation(num_rounds: int, decoder: str = "online") -> TreeAggregationFactorization:
     """Returns the binary-tree mechanism with one of Honaker's estimators.
 
-    Use it to compare a run with DP-FTRL as it was before matrix factorization.
+    Use it when you compare a run with DP-FTRL as it was before matrix factorization.
 
     Args:
       num_rounds: The number of rounds n, at least 1.

@@ -108,7 +108,7 @@ def _fits_in_graph(recursion: NoiseRecursion) -> bool:
 class NoiseStorage(enum.Enum):
     """Where the noise of earlier rounds is kept: in the state, on disk, or chosen by cost.
 
-    Use it for the argument ``noise_storage``, which takes its values.
+    Use it when you set the argument ``noise_storage``, which takes its values.
 
     Example:
       >>> import mf_aggregators as mfa

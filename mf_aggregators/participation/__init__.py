@@ -47,7 +47,7 @@ _MOST_OF_A_STEP = 1.5
 class Participation(abc.ABC):
     """A participation schema: in which sets of rounds one client may take part.
 
-    Use it as the type of any schema: all schemas are subclasses.
+    Use it when a function takes any schema: all schemas are subclasses.
 
     Sampling schemes are subclasses as well; as schemas, they allow all sets of rounds that they may
     draw.
@@ -656,7 +656,7 @@ def _columns_of_matrix(strategy_matrix: Any, num_bands: int) -> FloatArray:
 class SamplingScheme(Participation):
     """A random rule by which clients take part, with its sizes.
 
-    Use it as the type of any sampling scheme: all schemes are subclasses.
+    Use it when a function takes any sampling scheme: all schemes are subclasses.
 
     Attributes:
       num_rounds: The rounds n of the run.
@@ -1248,7 +1248,7 @@ class BallsInBins(SamplingScheme):
 class Sampler(Cohorts):
     """Draws the clients of all rounds by a scheme, from a seed (``scheme.sampler(seed)``).
 
-    Use it to draw the clients of a round by a sampling scheme.
+    Use it when a sampling scheme draws the clients of a round.
 
     Amplification holds only against adversaries who do not know who was drawn, and the seed
     determines all draws. So the seed must come from ``participation.secret_seed``, be used for one

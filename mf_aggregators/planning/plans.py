@@ -75,7 +75,7 @@ _RATE_BASE = 1.7
 class Setting:
     """The setting of a plan: rounds, clients, privacy target and limits of a run.
 
-    Use it as the input of ``make``.
+    Use it when you call ``make``: a plan is its input.
 
     Attributes:
       num_rounds: The rounds n.
@@ -393,7 +393,7 @@ class Candidate:
 class Plan:
     """The result of a plan: the mechanisms that fit a setting, and the recommended one.
 
-    Use it to read the result of ``make``.
+    Use it when you read the result of ``make``.
 
     Attributes:
       setting: The setting.

@@ -253,7 +253,7 @@ def write(
 def load(path: str | os.PathLike[str], num_rounds: int = 0) -> Ledger:
     """Reads a ledger from a file.
 
-    Use it to read the ledger of a run, or one that another program wrote.
+    Use it when you read the ledger of a run, or one that another program wrote.
 
     Args:
       path: A ``.npz`` file with ``client_ids``, ``num_rounds`` and, for client i, its rounds

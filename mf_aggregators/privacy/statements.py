@@ -67,7 +67,7 @@ _BYTES_AT_ONCE = 1 << 20
 class RunFacts:
     """The facts of a run that a statement has in addition to the guarantee.
 
-    Use it to make a statement for a run without an aggregator of this library.
+    Use it when you make a statement for a run without an aggregator of this library.
 
     Attributes:
       mechanism: The name of the mechanism, as text.
@@ -282,7 +282,7 @@ class Evidence:
 class Statement:
     """The privacy statement of a run: planned guarantee, observed guarantee (at its end), facts.
 
-    Use it to publish the guarantee of a run: ``aggregator.statement`` makes one.
+    Use it when you publish the guarantee of a run: ``aggregator.statement`` makes one.
 
     Attributes:
       facts: The facts of the run.
