@@ -527,10 +527,9 @@ def _zcdp(claim: Claim, run: SampledRun | None, left: float) -> dict[str, float]
     """The rho and the delta0 of approximate zCDP, against an adversary who knows all draws."""
     if left == math.inf:
         return {"rho": 0.0, "zcdp_delta": 0.0}
-    multiplier, given = left, {"num_coordinates": claim.num_coordinates}
-    if run is not None:
-        multiplier = left / run.norm_of_all
-        given["disjoint_participations"] = run.disjoint_participations
+    norm, disjoint = (1.0, 1) if run is None else (run.norm_of_all, run.disjoint_participations)
+    given = {"num_coordinates": claim.num_coordinates, "disjoint_participations": disjoint}
+    multiplier = left / norm
     try:
         delta = sensitivity.zcdp_delta(multiplier, **given)
         return {"rho": sensitivity.zcdp_rho(multiplier), "zcdp_delta": delta}

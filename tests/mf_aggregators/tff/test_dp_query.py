@@ -455,7 +455,7 @@ def test_the_table_of_the_documents() -> None:
 
 def test_the_largest_cohort_of_an_adaptive_norm_in_24_bits_is_that_of_the_documents() -> None:
     page = (pathlib.Path(__file__).parents[3] / "docs" / "noise.md").read_text(encoding="utf-8")
-    (printed,) = re.findall(r"in 24 bits [^)]*, at most ([0-9,]+) clients", page)
+    (printed,) = re.findall(r"24 bits [^)]* at most ([0-9,]+) clients", page)
     mechanism = mfa.Mechanism(
         mfa.factorizations.identity(2), mfa.participation.SingleParticipation(), 1.0
     )
