@@ -137,7 +137,7 @@ class ErrorRates:
         presences: int,
         miss_probability: float,
     ) -> "ErrorRates":
-        """Computes the bounds for given counts; each is wrong with at most ``miss_probability``.
+        """Returns the bounds for given counts; each is wrong with at most ``miss_probability``.
 
         Args:
           threshold: Scores above it are taken for presence.

@@ -42,7 +42,7 @@ class ClipDrift:
 
     @classmethod
     def of(cls, factorization: Factorization, norms: Any) -> "ClipDrift":
-        """Computes the effect of changing norms on the noise of running sums.
+        """Returns the effect of changing norms on the noise of running sums.
 
         Args:
           factorization: The factorization of the run.

@@ -676,7 +676,7 @@ class Factorization(abc.ABC):
 
     @staticmethod
     def check_own(factorization: Any) -> "Factorization":
-        """Checks that a value is a factorization of the library's own classes, and returns it.
+        """Returns a factorization, after a check that its class is one of the library's own.
 
         Args:
           factorization: The value that was given as a factorization.

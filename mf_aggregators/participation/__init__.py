@@ -343,7 +343,7 @@ _SCHEMAS = MappingProxyType({each.name: each for each in _KINDS})
 
 
 def check(participation: Any, num_rounds: int | None = None) -> Participation:
-    """Checks that a value is a schema without sampling, and returns a copy made from its fields.
+    """Returns a copy of a schema, made from its fields, after a check of its class.
 
     Code that optimises a matrix for a schema also checks that the participations fit into the
     rounds: if they do not, the user probably means another number of rounds.
@@ -767,7 +767,7 @@ class SamplingScheme(Participation):
 
     @staticmethod
     def accounted(scheme: Any) -> "SamplingScheme":
-        """Checks that a value is one of the library's schemes, and returns a copy from its fields.
+        """Returns a copy of a scheme, made from its fields, after a check of its class.
 
         Args:
           scheme: The scheme.
