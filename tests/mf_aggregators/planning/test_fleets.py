@@ -211,7 +211,7 @@ def test_what_is_no_fleet_is_refused(changed: dict[str, float], why: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "number", [8, pytest.param(200, marks=pytest.mark.long)], ids=["few", "all"]
+    "number", [4, pytest.param(200, marks=pytest.mark.long)], ids=["few", "all"]
 )
 def test_plans_survive_fleets_that_they_were_not_made_for(number: int) -> None:
     generator = np.random.default_rng(number)
