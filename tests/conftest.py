@@ -43,6 +43,8 @@ def pytest_configure(config: pytest.Config) -> None:
     number = 100 if config.option.all else 40
     hypothesis.settings.register_profile("tests", deadline=None, max_examples=number)
     hypothesis.settings.load_profile("tests")
+    # Tests of the warning expect it by its class.
+    config.addinivalue_line("filterwarnings", "ignore:a fixed seed makes the noise predictable")
 
 
 @pytest.hookimpl(wrapper=True)

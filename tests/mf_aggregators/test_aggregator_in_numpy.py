@@ -5,7 +5,6 @@ import json
 import pathlib
 import pickle
 import threading
-import warnings
 from collections.abc import Iterator
 from concurrent import futures
 from typing import Any, NamedTuple
@@ -18,7 +17,6 @@ from hypothesis import strategies as st
 
 import mf_aggregators as mfa
 from mf_aggregators.aggregator import ReleaseError, StateError
-from mf_aggregators.noise import FixedSeedWarning
 from tests.examples import examples
 from tests.mf_aggregators import small_mechanisms
 from tests.mf_aggregators.statistics_of_noise import check_standard_normal
@@ -40,9 +38,7 @@ def _mechanism(noise_multiplier: float = 1.0, mechanism: int = 2) -> mfa.Mechani
 
 def _aggregator(mechanism: mfa.Mechanism | None = None, **changes: Any) -> mfa.Aggregator:
     arguments: dict[str, Any] = {"clip_norm": 1.0, "clients_per_round": 2.0, **changes}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FixedSeedWarning)
-        return mfa.Aggregator(mechanism or _mechanism(), **arguments)
+    return mfa.Aggregator(mechanism or _mechanism(), **arguments)
 
 
 @given(st.integers(0, 2**32 - 1), st.floats(0.1, 10.0), st.integers(1, 5))

@@ -10,7 +10,6 @@ import os
 import pathlib
 import shutil
 import sys
-import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 from unittest import mock
@@ -107,11 +106,9 @@ def _strategy(
         "patience": 0.0,
         **changes,
     }
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FixedSeedWarning)
-        return flower.MatrixFactorization(
-            options.pop("strategy"), mechanism or _mechanism(), directory=directory, **options
-        )
+    return flower.MatrixFactorization(
+        options.pop("strategy"), mechanism or _mechanism(), directory=directory, **options
+    )
 
 
 def _without_noise(directory: pathlib.Path, **changes: Any) -> Any:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from mf_aggregators import workloads
 from tests.examples import examples
 from tests.mf_aggregators import brute_force
+from tests.mf_aggregators.toeplitz_cases import trainings
 from tests.refusals import refuses
 
 
@@ -21,21 +22,7 @@ def test_prefix_sum_sums_prefixes() -> None:
     np.testing.assert_array_equal(workloads.prefix_sum(4) @ gradients, np.cumsum(gradients))
 
 
-@st.composite
-def _training(draw: st.DrawFn) -> workloads.Workload:
-    """Momentum and learning rates, each present or absent."""
-    num_rounds = draw(st.integers(1, 14))
-    numbers = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    rates = numbers.uniform(0.1, 2.0, num_rounds) if draw(st.booleans()) else None
-    return workloads.Workload(
-        "momentum_sgd",
-        num_rounds,
-        draw(st.sampled_from([0.0, 0.3, 0.95])),
-        None if rates is None else tuple(rates),
-    )
-
-
-@given(_training(), st.integers(0, 2**32 - 1))
+@given(trainings(14), st.integers(0, 2**32 - 1))
 @settings(max_examples=examples(150), deadline=None)
 def test_workloads_give_what_training_does(workload: workloads.Workload, seed: int) -> None:
     n = workload.num_rounds

@@ -55,6 +55,15 @@ def schemas(num_rounds: int) -> st.SearchStrategy[Participation]:
     )
 
 
+@st.composite
+def trainings(draw: st.DrawFn, most_rounds: int) -> Workload:
+    """Training with momentum and learning rates, each present or absent."""
+    num_rounds = draw(st.integers(1, most_rounds))
+    numbers = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    rates = tuple(numbers.uniform(0.1, 2.0, num_rounds)) if draw(st.booleans()) else None
+    return Workload("momentum_sgd", num_rounds, draw(st.sampled_from([0.0, 0.5, 0.95])), rates)
+
+
 def least_error_of_another_solver(
     num_rounds: int,
     separation: int,

@@ -26,9 +26,8 @@ _QUANTILE = math.tan(0.475 * math.pi)
 
 def test_the_comparison_of_three_mechanisms(workplace: Workplace) -> None:
     handed_on = "--num_rounds=4 --target_epsilon=8 --name='two words'"
-    status, out, err = call(*THREE, f"--flags={handed_on}", "--format=json")
-    assert status == 0, err
-    fields = json.loads(out)
+    ended = call(*THREE, f"--flags={handed_on}", "--format=json")
+    fields = ended.fields()
     rows = fields["rows"]
     assert [row["mechanism"] for row in rows] == ["none", "banded", "identity"]
     expected = {"none": (0.501, 0.001), "banded": (0.401, 0.001), "identity": (0.393, 0.003)}
@@ -88,7 +87,7 @@ def test_the_comparison_of_three_mechanisms(workplace: Workplace) -> None:
     assert "All 4 private runs together, on the same clients: (19.79, 0.0001)-DP" in markdown
     assert "resumed" not in markdown
     # No terminal, and so no bar.
-    assert "\r" not in err
+    assert "\r" not in ended.errors
 
     # Once more: nothing is run, and people read what is in the file.
     out = call(*THREE, f"--flags={handed_on}").done()

@@ -2,7 +2,6 @@
 
 import functools
 import importlib.util
-import json
 import math
 import pathlib
 from typing import Any
@@ -47,7 +46,7 @@ _call = functools.partial(console_commands.call, "mf-audit")
 @pytest.mark.usefixtures("_runs_in_this_process")
 def test_a_script_gets_one_json_object_and_status_0(backend: str) -> None:
     """An intact mechanism: a false alarm, and another status, with probability 1e-6 at most."""
-    status, out, err = _call(
+    ended = _call(
         f"--backend={backend}",
         "--mechanism=identity",
         "--num_rounds=3",
@@ -55,8 +54,7 @@ def test_a_script_gets_one_json_object_and_status_0(backend: str) -> None:
         "--false_alarm_rate=1e-6",
         "--format=json",
     )
-    assert status == 0, err
-    fields = json.loads(out)
+    fields = ended.fields()
     assert fields.keys() >= _FIELDS
     assert fields["backend"] == backend
     assert fields["exceeded"] is False
@@ -65,8 +63,8 @@ def test_a_script_gets_one_json_object_and_status_0(backend: str) -> None:
     assert fields["epsilon"] < fields["epsilon_of_a_perfect_attack"] < math.inf
     assert (fields["canaries"], fields["false_alarm_rate"]) == (500, 1e-6)
     # No terminal, and so no bar.
-    assert "\r" not in err
-    assert "Traceback" not in err
+    assert "\r" not in ended.errors
+    assert "Traceback" not in ended.errors
 
 
 @pytest.mark.long

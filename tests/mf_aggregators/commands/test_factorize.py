@@ -1,7 +1,6 @@
 """mf-factorize as scripts use it: what it makes, what it prints of it, and what it refuses."""
 
 import functools
-import json
 import pathlib
 
 import numpy as np
@@ -136,20 +135,15 @@ def test_an_error_may_be_a_file_of_weights(tmp_path: pathlib.Path) -> None:
 def test_every_mechanism_is_made_reported_and_loaded(
     tmp_path: pathlib.Path, mechanism: str
 ) -> None:
-    status, out, err = console_commands.call(
-        "mf-factorize",
-        f"--mechanism={mechanism}",
-        "--num_rounds=12",
-        f"--output={tmp_path / 'c'}",
-        "--format=json",
-        *_MECHANISMS[mechanism][0],
+    given = (f"--mechanism={mechanism}", "--num_rounds=12", f"--output={tmp_path / 'c'}")
+    ended = console_commands.call(
+        "mf-factorize", *given, "--format=json", *_MECHANISMS[mechanism][0]
     )
-    assert status == 0, err
-    fields = json.loads(out)
+    fields = ended.fields()
     assert fields.keys() >= _FACTORIZE_FIELDS
     assert (fields["mechanism"], fields["num_rounds"]) == (mechanism, 12)
     assert (fields["optimality_gap"] is None) == (mechanism not in ("optimal", "banded"))
-    assert "warning" not in err
+    assert "warning" not in ended.errors
     reported = console_commands.call(
         "mf-report", f"--checkpoint={tmp_path / 'c'}", "--format=json"
     ).fields()

@@ -42,6 +42,7 @@ from mf_aggregators.workloads import Workload
 from simulations.runs.run_plan import SCHEDULES
 from tests import console_commands
 from tests.examples import covering
+from tests.mf_aggregators.toeplitz_cases import trainings
 from tests.refusals import refuses
 
 _ONCE = SingleParticipation()
@@ -86,25 +87,12 @@ def _momentum(num_rounds: int, momentum: float = 0.9) -> Workload:
     return Workload("momentum_sgd", num_rounds, momentum)
 
 
-@st.composite
-def _workloads(draw: st.DrawFn, most_rounds: int) -> Workload:
-    num_rounds = draw(st.integers(1, most_rounds))
-    numbers = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    rates = tuple(numbers.uniform(0.1, 2.0, num_rounds)) if draw(st.booleans()) else None
-    return Workload(
-        "momentum_sgd",
-        num_rounds,
-        draw(st.sampled_from([0.0, 0.5, 0.95])),
-        rates,
-    )
-
-
 def _squared(workload: Workload, noising: np.ndarray) -> np.ndarray:
     decoder = workload.matrix() @ scipy.linalg.toeplitz(noising, np.zeros(len(noising)))
     return np.asarray(np.sum(np.square(decoder), axis=1))
 
 
-@given(_workloads(60), st.integers(0, 2**32 - 1))
+@given(trainings(60), st.integers(0, 2**32 - 1))
 @settings(max_examples=40)
 def test_rows_and_their_slopes_are_those_of_dense_matrices(workload: Workload, seed: int) -> None:
     """Blocks are of 16 rounds here, and the slope of a quadratic form is exact by differences."""
@@ -121,7 +109,7 @@ def test_rows_and_their_slopes_are_those_of_dense_matrices(workload: Workload, s
     assert slope @ direction == pytest.approx(above - below, abs=1e-9 * size)
 
 
-@given(_workloads(60), st.integers(1, 3), st.integers(0, 2**32 - 1))
+@given(trainings(60), st.integers(1, 3), st.integers(0, 2**32 - 1))
 @settings(max_examples=40)
 def test_blts_have_the_rows_of_dense_matrices(
     workload: Workload, num_buffers: int, seed: int
@@ -134,7 +122,7 @@ def test_blts_have_the_rows_of_dense_matrices(
     assert made.rmse(workload, _ONCE) == pytest.approx(made.rmse(workload.matrix(), _ONCE))
 
 
-@given(_workloads(40), st.integers(0, 2**32 - 1))
+@given(trainings(40), st.integers(0, 2**32 - 1))
 @settings(max_examples=30)
 def test_slopes_by_states_are_those_of_differences(workload: Workload, seed: int) -> None:
     n, numbers = workload.num_rounds, np.random.default_rng(seed)

@@ -2,7 +2,6 @@
 
 import itertools
 import pathlib
-import warnings
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from mf_aggregators.adaptive_clip import NoiseSplit
 from mf_aggregators.aggregator import ReleaseError
 from mf_aggregators.commands import report
 from mf_aggregators.commands.command_line import CommandError
-from mf_aggregators.noise import FixedSeedWarning, places
+from mf_aggregators.noise import places
 from mf_aggregators.noise.places import RecordError
 from mf_aggregators.participation import MinSeparation, PoissonSampling
 from mf_aggregators.privacy import statement_file
@@ -32,9 +31,7 @@ def _mechanism(noise_multiplier: float = 1.0) -> mfa.Mechanism:
 
 def _aggregator(mechanism: mfa.Mechanism | None = None, **changes: Any) -> mfa.Aggregator:
     options: dict[str, Any] = {"clip_norm": 1.0, "clients_per_round": _COHORT, **changes}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FixedSeedWarning)
-        return mfa.Aggregator(mechanism or _mechanism(), **options)
+    return mfa.Aggregator(mechanism or _mechanism(), **options)
 
 
 def _run(aggregator: mfa.Aggregator, rounds: int = _ROUNDS, state: Any = None) -> Any:

@@ -2,7 +2,6 @@
 
 import collections
 import functools
-import warnings
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import mf_aggregators as mfa
 from mf_aggregators import aggregator as numpy_aggregator
 from mf_aggregators.aggregator import Options
 from mf_aggregators.kernel.claim import Claim, Pattern
-from mf_aggregators.noise import FixedSeedWarning, NoiseStorage
+from mf_aggregators.noise import NoiseStorage
 from mf_aggregators.tff import dp_query
 from mf_aggregators.tff.dp_query import AdaptiveClipSumQuery, MatrixFactorizationSumQuery
 
@@ -37,16 +36,14 @@ def make_aggregator(seed: int | None = None, **changes: Any) -> Any:
         "clients_per_round": 4,
         "seed": seed,
         "allow_no_noise": True,
+        **changes,
     }
-    arguments.update(changes)
     return mfa.mf_dp_aggregator(arguments.pop("factorization"), **arguments)
 
 
 def make_process(value_type: Any, **changes: Any) -> tff.templates.AggregationProcess:
     """The process of an aggregator, of a fixed seed if one is given."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FixedSeedWarning)
-        return make_aggregator(**changes).create(value_type)
+    return make_aggregator(**changes).create(value_type)
 
 
 @functools.cache
@@ -63,9 +60,7 @@ def process_with_noise() -> tff.templates.AggregationProcess:
 
 def query_rounds(specs: Any, rounds: int = 1, **changes: Any) -> list[list[np.ndarray]]:
     """What the aggregator's query releases in rounds of one client's zeros, without TFF."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FixedSeedWarning)
-        query = make_aggregator(**changes).query(specs)
+    query = make_aggregator(**changes).query(specs)
     state, zeros = query.initial_global_state(), query.initial_sample_state()
     released = []
     for _ in range(rounds):
@@ -99,9 +94,7 @@ def sum_query(
     parts = dp_query.NoiseParts.of(
         [claim], l2_norm_clip, flat_specs, storage=storage, sums=sums, participation=participation
     )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FixedSeedWarning)
-        number = numpy_aggregator._seed_of(seed)
+    number = numpy_aggregator._seed_of(seed)
     return MatrixFactorizationSumQuery(parts, specs, seed=number)
 
 

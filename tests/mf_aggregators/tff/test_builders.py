@@ -3,7 +3,6 @@
 ``docs/builders.md`` has the table. All tests share one start of TensorFlow Federated.
 """
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +12,6 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 import mf_aggregators as mfa
-from mf_aggregators.noise import FixedSeedWarning
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.tff import client_sums, processes
 from mf_aggregators.tff.client_sums import UnnoisedSumError
@@ -142,9 +140,7 @@ _TWO_SUMS = ("build_unweighted_mime_lite", "build_weighted_mime_lite")
 
 
 def _built(build: Callable[..., Any], *arguments: Any) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FixedSeedWarning)
-        return build(*arguments)
+    return build(*arguments)
 
 
 def _data() -> list[Any]:

@@ -5,7 +5,6 @@ In their meaning, these are tensorflow-privacy's tests of its queries and TFF's 
 """
 
 import pathlib
-import warnings
 from typing import Any
 
 import dp_accounting
@@ -22,7 +21,6 @@ from tensorflow_privacy.privacy.optimizers.dp_optimizer_keras import (
 )
 
 import mf_aggregators as mfa
-from mf_aggregators.noise import FixedSeedWarning
 from mf_aggregators.tff import processes
 from mf_aggregators.tff.dp_query import MatrixFactorizationSumQuery, SampleState
 from tests.examples import examples
@@ -54,9 +52,7 @@ def _aggregator(**changes: Any) -> Any:
 
 
 def _query_of(specs: Any, **changes: Any) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FixedSeedWarning)
-        return _aggregator(**changes).query(specs)
+    return _aggregator(**changes).query(specs)
 
 
 def _sum(query: Any, records: list[Any]) -> Any:
@@ -296,10 +292,8 @@ def test_tffs_factory_releases_the_bits_of_the_aggregator(clip_norm: Any) -> Non
     aggregator = _aggregator(clip_norm=clip_norm)
     value_type = tff.types.to_type([(np.float32, [3]), np.float64])
     specs = tff.types.type_to_tf_tensor_specs(value_type)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FixedSeedWarning)
-        ours = aggregator.create(value_type)
-        theirs = _process(tfp.NormalizedQuery(aggregator.query(specs), 3.0), value_type)
+    ours = aggregator.create(value_type)
+    theirs = _process(tfp.NormalizedQuery(aggregator.query(specs), 3.0), value_type)
     states = [ours.initialize(), theirs.initialize()]
     clients = [
         [np.array([0.1, -2.0, 0.3], np.float32), 0.2],

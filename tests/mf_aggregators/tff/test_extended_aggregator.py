@@ -2,7 +2,6 @@
 
 import functools
 import pathlib
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +11,6 @@ import tensorflow as tf
 
 import mf_aggregators as mfa
 from mf_aggregators.factorizations import Factorization, noise_rows
-from mf_aggregators.noise import FixedSeedWarning
 from mf_aggregators.participation import (
     MinSeparation,
     Participation,
@@ -63,12 +61,10 @@ def _query(
         "clients_per_round": 4,
         "seed": 3,
         "noise_storage": "state",
+        **changes,
     }
-    arguments.update(changes)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FixedSeedWarning)
-        mechanism = mfa.Mechanism(factorization, participation, noise_multiplier, began)
-        return mfa.mf_dp_aggregator(mechanism, **arguments).query(specs)
+    mechanism = mfa.Mechanism(factorization, participation, noise_multiplier, began)
+    return mfa.mf_dp_aggregator(mechanism, **arguments).query(specs)
 
 
 def _extended_query(whole: Factorization, specs: Any = _SPECS, **changes: Any) -> Any:

@@ -6,7 +6,6 @@ two runs of one of each kind.
 
 import collections
 import dataclasses
-import warnings
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ from hypothesis import strategies as st
 import mf_aggregators as mfa
 from mf_aggregators import aggregator as numpy_aggregator
 from mf_aggregators.kernel.integers import IntegerRows
-from mf_aggregators.noise import FixedSeedWarning
 from mf_aggregators.tff import graph_check
 from tests.examples import of_many
 from tests.mf_aggregators import small_mechanisms
@@ -108,10 +106,8 @@ def _differences(case: _Case, runs: int) -> list[str]:
             for name, (shape, dtype) in zip("abc", case.tensors, strict=False)
         )
     )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FixedSeedWarning)
-        in_tff = mfa.mf_dp_aggregator(case.mechanism, **case.options).create(value_type)
-        in_numpy = mfa.Aggregator(case.mechanism, **case.options)
+    in_tff = mfa.mf_dp_aggregator(case.mechanism, **case.options).create(value_type)
+    in_numpy = mfa.Aggregator(case.mechanism, **case.options)
     return [
         f"{difference} of run {run}"
         for run in range(runs)
@@ -217,10 +213,8 @@ def test_a_run_that_is_extended_twice_has_the_bits_of_the_whole() -> None:
             a=tff.TensorType(np.float64, (6,)), b=tff.TensorType(np.float32, (2,))
         )
     )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FixedSeedWarning)
-        in_tff = mfa.mf_dp_aggregator(whole, **case.options).create(value_type)
-        horizons = [mfa.Aggregator(each, **case.options) for each in whole.horizons]
+    in_tff = mfa.mf_dp_aggregator(whole, **case.options).create(value_type)
+    horizons = [mfa.Aggregator(each, **case.options) for each in whole.horizons]
     tff_state, state = in_tff.initialize(), horizons[0].initialize()
     for i, updates in enumerate(case.updates(0)):
         output = in_tff.next(tff_state, updates)

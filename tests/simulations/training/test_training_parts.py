@@ -1,7 +1,6 @@
 """Clients' data sets, evaluations of one model; zeroing, clipping, noise and measurements."""
 
 import functools
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -14,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mf_aggregators as mfa
-from mf_aggregators.noise import FixedSeedWarning
 from mf_aggregators.tff import processes
 from simulations.runs.run_plan import SCHEDULES
 from simulations.training import training_parts
 from simulations.training.training_parts import client_datasets, keras_evaluation
+from tests.mf_aggregators import brute_force
 
 _NUM_ROUNDS = 6
 _PARTICIPATION = mfa.participation.MinSeparation(3)
@@ -140,21 +139,19 @@ def test_each_evaluation_is_of_its_own_weights_and_examples(
 
 def _aggregator(**changes: Any) -> Any:
     arguments: dict[str, Any] = {
-        "factorization": mfa.factorizations.banded(mfa.workloads.prefix_sum(_NUM_ROUNDS), 3),
+        "factorization": mfa.factorizations.banded(_NUM_ROUNDS, 3),
         "participation": _PARTICIPATION,
         "noise_multiplier": 0.0,
         "allow_no_noise": True,
         "clip_norm": 1.0,
         "clients_per_round": 4,
+        **changes,
     }
-    arguments.update(changes)
     return training_parts.aggregator(arguments.pop("factorization"), **arguments)
 
 
 def _process(value_type: Any = _VECTOR, **changes: Any) -> tff.templates.AggregationProcess:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FixedSeedWarning)
-        return _aggregator(**changes).create(value_type)
+    return _aggregator(**changes).create(value_type)
 
 
 @functools.cache
@@ -340,17 +337,6 @@ def _models_of_tff(gradients: np.ndarray, momentum: float, rates: np.ndarray) ->
     return np.array(models, np.float64)
 
 
-def _models_of_algorithm_2(gradients: np.ndarray, momentum: float, rates: np.ndarray) -> np.ndarray:
-    """Denisov et al. Alg. 2, in NumPy."""
-    model, velocity = np.zeros(gradients.shape[1:]), np.zeros(gradients.shape[1:])
-    models = []
-    for gradient, rate in zip(gradients, rates, strict=True):
-        velocity = momentum * velocity + gradient
-        model = model - rate * velocity
-        models.append(model)
-    return np.array(models)
-
-
 @pytest.mark.parametrize("momentum", [0.0, 0.95])
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_tffs_momentum_sgd_is_algorithm_2_under_every_schedule(name: str, momentum: float) -> None:
@@ -358,7 +344,7 @@ def test_tffs_momentum_sgd_is_algorithm_2_under_every_schedule(name: str, moment
     gradients = np.random.default_rng(3).normal(size=(num_rounds, 3))
     rates = SCHEDULES[name].rates(num_rounds, 0.7)
     found = _models_of_tff(gradients, momentum, rates)
-    expected = _models_of_algorithm_2(gradients, momentum, rates)
+    expected = brute_force.models_of_algorithm_2(gradients, momentum, rates)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-4)
 
 
