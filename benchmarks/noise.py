@@ -3,18 +3,15 @@ r"""Milliseconds, memory and disk of a row of noise, against a normal vector and
   python benchmarks/noise.py
   python benchmarks/noise.py --only=blt-disk,banded_342-disk --plot=noise.png
   python benchmarks/noise.py --only=identity-state,blt-disk --tff
-  python benchmarks/noise.py --only=identity-state,blt-state --numpy
   python benchmarks/noise.py --against=../version-0.5.0
 
 Each mechanism and storage runs in a process of its own. "Alone" times a row of noise, and in
 the same process, between the rows, one standard normal vector of that size from the same
 generator: the ratio of the medians counts, because clocks are noisy. With --tff, full
 rounds of the aggregator with 10 clients are timed in TensorFlow Federated, in turn with
-rounds of tff.learning.dp_aggregator. With --numpy, rounds of the aggregator in NumPy with
-that many clients are timed, in turn with standard_normal of a NumPy generator, both in
-processor time; --clients=0 leaves the noise alone. Memory is the peak of all processes,
-clients' updates and TensorFlow itself included. --against=DIR
-measures each mechanism in another checkout of this repository as well, right after this one.
+rounds of tff.learning.dp_aggregator. Memory is the peak of all processes, clients' updates
+and TensorFlow itself included. --against=DIR measures each mechanism in another checkout of
+this repository as well, right after this one. benchmarks/speed.py has rounds in NumPy.
 
 Rows on disk are timed for a full block in a steady state, so that all of a round is in it:
 reading the row, and the share of the next block. The dense matrix's rows cost more from block
@@ -22,7 +19,6 @@ to block; its block is the one in the middle of the run, whose mean is that of a
 cost being linear in the row.
 """
 
-import dataclasses
 import json
 import os
 import pathlib
@@ -49,7 +45,6 @@ from mf_aggregators.factorizations import (
     identity,
     tree_aggregation,
 )
-from mf_aggregators.kernel import release
 from mf_aggregators.kernel.rows import BandedNoise, Blocks, NoiseRecursion
 from mf_aggregators.linear_algebra import square_root_bands
 from mf_aggregators.tff import processes
@@ -94,7 +89,7 @@ def define_flags(values: flags.FlagValues) -> None:
     integer("num_parameters", 4_050_748, "Parameters d.", flag_values=values)
     integer("num_rounds", 2052, "Rounds n of the mechanisms.", flag_values=values)
     integer("rounds", 0, "Rounds to time; 0 for a block, or 16 with --tff.", flag_values=values)
-    integer("clients", 10, "Clients of a round with --tff or --numpy.", flag_values=values)
+    integer("clients", 10, "Clients of a round with --tff.", flag_values=values)
     flags.DEFINE_list(
         "only",
         list(_DEFAULT),
@@ -102,7 +97,6 @@ def define_flags(values: flags.FlagValues) -> None:
         flag_values=values,
     )
     flags.DEFINE_bool("tff", False, "Full rounds in TFF, not noise alone.", flag_values=values)
-    flags.DEFINE_bool("numpy", False, "Full rounds of the aggregator in NumPy.", flag_values=values)
     string("noise_directory", None, "Where files go; default temporary.", flag_values=values)
     string("plot", None, "A PNG file to write.", flag_values=values)
     string("against", None, "A checkout to time beside this one.", flag_values=values)
@@ -119,8 +113,7 @@ def main(values: flags.FlagValues) -> None:
             f"or -disk, found {name}.",
         )
     if values.measure:
-        measure = _measure_in_numpy if values.numpy else _measure_alone
-        measured = (_measure_in_tff if values.tff else measure)(values)
+        measured = (_measure_in_tff if values.tff else _measure_alone)(values)
         print(json.dumps(measured), flush=True)
         return
     rows = []
@@ -177,7 +170,6 @@ def _in_own_process(name: str, values: flags.FlagValues, checkout: pathlib.Path)
             f"--measure={name}",
             f"--noise_directory={directory}",
             f"--tff={values.tff}",
-            *(["--numpy"] if values.numpy else []),
             *(f"--{flag}={values[flag].value}" for flag in passed),
         ]
         environment = {**os.environ, "PYTHONPATH": os.fspath(checkout)}
@@ -279,47 +271,6 @@ def _measure_in_tff(values: flags.FlagValues) -> _Fields:
 
     with _PeakMemory() as memory:
         measured = _timed(values, recursion, advance, at, state)
-    return _summary(measured, start_seconds, memory, values)
-
-
-def _measure_in_numpy(values: flags.FlagValues) -> _Fields:
-    import mf_aggregators as mfa
-
-    mechanism, _, storage = values.measure.rpartition("-")
-    generator = np.random.default_rng()
-    updates = [
-        generator.normal(size=values.num_parameters).astype(np.float32)
-        for _ in range(values.clients)
-    ]
-    begin = time.perf_counter()
-    aggregator = mfa.Aggregator(
-        mfa.Mechanism(
-            _MECHANISMS[mechanism](values.num_rounds), participation.SingleParticipation(), 1.0
-        ),
-        clip_norm=1.0,
-        clients_per_round=max(values.clients, 1),
-        template=np.zeros(values.num_parameters, np.float32),
-        noise_storage=storage,
-        noise_directory=values.noise_directory,
-    )
-    state = aggregator.initialize()
-    start_seconds = time.perf_counter() - begin
-
-    # One thread: processor time does not depend on other work of the machine.
-    def advance(state: Any) -> tuple[float, float, Any]:
-        begin = time.process_time()
-        state, _ = aggregator.next(state, updates)
-        between = time.process_time()
-        generator.standard_normal(values.num_parameters, np.float32)
-        return between - begin, time.process_time() - between, state
-
-    def at(index: int) -> Any:
-        noise = state.noise
-        there = release._state(index, (noise.seed, noise.stream), noise.histories, noise.digest)
-        return dataclasses.replace(state, noise=there)
-
-    with _PeakMemory() as memory:
-        measured = _timed(values, _recursion(values), advance, at, state)
     return _summary(measured, start_seconds, memory, values)
 
 

@@ -1,18 +1,22 @@
-r"""Seconds per round at the papers' model size, against TFF's own loop with dp_aggregator.
+r"""Seconds per round at the papers' model size, against TFF's own loop without privacy.
 
   python benchmarks/training_rounds.py --clients=20 --rounds=4 --mechanisms=blt
+  python benchmarks/training_rounds.py --clients=100 --sentences=1 --mechanisms=blt,passed_state \
+    --noise_storage=state
 
-The baseline is ``tff.learning`` with ``tff.learning.dp_aggregator`` (independent noise), the
-papers' LSTM and the same clients; the others are the process of a run: zeroing, clipping,
-measurements and correlated noise. Rounds of all processes take turns, each turn begins with
-another one, and those after the first turn count. A ratio is the median over the turns of
-the time of a process over that of the baseline in the same turn, with the quartiles; CPU
-seconds, of this process and TFF's worker, depend less on what else the machine does.
-Clients' data is made anew for every round, and timed apart. What the mechanism costs is best
-seen with one local step (``--sentences=16``), and then compared with a client of the papers'
-16 steps (``--sentences=256``), whose rounds vary by more than that.
+The baseline is ``tff.learning`` with a plain mean, the papers' LSTM and the same clients; the
+others are the process of a run: zeroing, clipping, measurements and correlated noise.
+``dp_aggregator`` is TFF's own, and ``passed_state`` a plain mean with a state of the size of BLT's
+that nothing changes: what TFF takes for it. Rounds of all processes take turns, each turn begins
+with another one, and those after the first turn count. A ratio is the median over the turns of the
+time of a process over that of the baseline in the same turn, with the quartiles; CPU seconds, of
+this process and TFF's worker, depend less on what else the machine does. Clients' data is made
+anew for every round, and timed apart. What the mechanism costs is best seen with one local step
+(``--sentences=16``), and then compared with a client of the papers' 16 steps (``--sentences=256``),
+whose rounds vary by more than that.
 """
 
+import os
 import pathlib
 import sys
 import tempfile
@@ -25,9 +29,11 @@ from absl import flags
 
 import mf_aggregators as mfa
 from mf_aggregators.commands import command_line
+from mf_aggregators.kernel.draws import TILE
 from mf_aggregators.tff import processes
 
-_BASELINE = "dp_aggregator"
+_BASELINE = "no_privacy"
+_BUFFERS = 4
 # Little noise, so that all processes train alike: noise saturates the gates of a model, and its
 # gradients are denormal numbers, which processors are slow with.
 _NOISE_MULTIPLIER = 1e-4
@@ -42,9 +48,9 @@ def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_integer("vocab_size", 10_000, "Words that are predicted.", flag_values=values)
     flags.DEFINE_integer("embedding_size", 96, "Of the model.", flag_values=values)
     flags.DEFINE_integer("lstm_size", 670, "Of the model.", flag_values=values)
-    flags.DEFINE_list(
-        "mechanisms", ["identity", "blt"], "identity, blt, banded or tree.", flag_values=values
-    )
+    known = "identity, blt, banded, tree, dp_aggregator or passed_state."
+    flags.DEFINE_list("mechanisms", ["identity", "blt"], known, flag_values=values)
+    flags.DEFINE_string("noise_storage", "auto", "Of the mechanisms.", flag_values=values)
 
 
 def main(values: flags.FlagValues) -> None:
@@ -83,10 +89,18 @@ def main(values: flags.FlagValues) -> None:
 
     schema = mfa.participation.MinSeparation(max(1, values.num_rounds // 6))
     with tempfile.TemporaryDirectory() as directory:
-        timed = {
-            _BASELINE: process(tff.learning.dp_aggregator(_NOISE_MULTIPLIER, float(values.clients)))
+        plain = tff.aggregators.UnweightedMeanFactory()
+        timed = {_BASELINE: process(plain)}
+        of_tff = {
+            "dp_aggregator": lambda: tff.learning.dp_aggregator(
+                _NOISE_MULTIPLIER, float(values.clients)
+            ),
+            "passed_state": lambda: _passed_state(plain),
         }
         for mechanism in values.mechanisms:
+            if mechanism in of_tff:
+                timed[mechanism] = process(of_tff[mechanism]())
+                continue
             noise = pathlib.Path(directory) / mechanism
             noise.mkdir(mode=0o700)
             timed[mechanism] = process(
@@ -97,6 +111,7 @@ def main(values: flags.FlagValues) -> None:
                     clip_norm=1.0,
                     clients_per_round=values.clients,
                     zeroing_norm=1.0,
+                    noise_storage=values.noise_storage,
                     noise_directory=noise,
                 )
             )
@@ -115,9 +130,56 @@ def main(values: flags.FlagValues) -> None:
                 seconds[place, turn] = time.perf_counter() - begin
                 cpu[place, turn] = _cpu_seconds() - begin_cpu
                 of_data[place, turn] = begin - start
+                spent = f"{names[place]}: {cpu[place, turn]:.1f} CPU seconds in turn {turn}"
+                print(spent, file=sys.stderr, flush=True)
     fields = _fields(names, seconds[:, 1:], cpu[:, 1:])
     fields["data_seconds"] = float(np.median(of_data))
+    fields["load"] = os.getloadavg()[0]
     command_line.print_result(values, fields, command_line.table(list(fields.items())))
+
+
+def _passed_state(plain: Any) -> Any:
+    """A mean that passes a state of the size of BLT's, which goes to the worker as that does."""
+    import tensorflow as tf
+    import tensorflow_federated as tff
+
+    from mf_aggregators.tff import tensor_rows
+
+    class Passing(tff.aggregators.UnweightedAggregationFactory):
+        def create(self, value_type: Any) -> tff.templates.AggregationProcess:
+            mean = plain.create(value_type)
+            kinds = tff.structure.flatten(value_type)
+            specs = tuple(tf.TensorSpec(kind.shape, kind.dtype) for kind in kinds)
+            sizes = [
+                (each.num_tiles, _BUFFERS, min(each.size, TILE))
+                for each in tensor_rows.layout_of(specs).segments
+            ]
+
+            @tff.tensorflow.computation
+            def start() -> Any:
+                zero, two = tf.zeros([], tf.int64), tf.zeros([2], tf.int64)
+                history = tuple(tf.zeros(size, tf.float64) for size in sizes)
+                return processes.NoiseState(zero, zero, two, two, tf.zeros([3], tf.int64), history)
+
+            @tff.tensorflow.computation
+            def following(state: Any) -> Any:
+                return state._replace(round_index=state.round_index + 1)
+
+            @tff.federated_computation
+            def initialize() -> Any:
+                return tff.federated_eval(start, tff.SERVER)
+
+            @tff.federated_computation(
+                initialize.type_signature.result, tff.FederatedType(value_type, tff.CLIENTS)
+            )
+            def advance(state: Any, values: Any) -> tff.templates.MeasuredProcessOutput:
+                found = mean.next(mean.initialize(), values)
+                after = tff.federated_map(following, state)
+                return tff.templates.MeasuredProcessOutput(after, found.result, found.measurements)
+
+            return tff.templates.AggregationProcess(initialize, advance)
+
+    return Passing()
 
 
 def _cpu_seconds() -> float:
@@ -147,7 +209,7 @@ def _factorization(
     if mechanism == "tree":
         return mfa.factorizations.tree_aggregation(num_rounds)
     if mechanism == "blt":
-        return mfa.factorizations.blt(num_rounds, 4, schema)
+        return mfa.factorizations.blt(num_rounds, _BUFFERS, schema)
     command_line.check_choice(
         mechanism == "banded", f"--mechanisms knows no {mechanism}: identity, blt, banded, tree."
     )

@@ -67,7 +67,7 @@ _NOTE_ON_SEARCHES = "A search has a guarantee of its own besides: all together k
 # The server learning rates that a search tries: a rate of 1 applies the mean of the updates.
 _RATES = [0.1, 0.3, 1.0, 3.0, 10.0]
 _LINE_LENGTH = 100
-# Measured by benchmarks/server.py: one core clips, rounds and adds one entry of an update.
+# Measured by benchmarks/speed.py: one core clips, rounds and adds one entry of an update.
 _SECONDS_PER_CLIPPED_ENTRY = 5.5e-9
 # The call that makes the sampler of a scheme.
 _SAMPLER = "sampler(seed=mfa.participation.secret_seed())"
