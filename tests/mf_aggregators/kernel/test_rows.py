@@ -787,6 +787,7 @@ _STATES = StateSpaceNoise(
         (BandedNoise(6, np.ones((1, 1))), 1),
         (WindowNoise(6, np.ones((1, 3)), _NONE, _NONE), 6),
         (_STATES, 6),
+        (kernel_rows.full_tree_rows(2), 2),
     ],
 )
 def test_a_column_of_c_reaches_as_far_as_is_said(rows: NoiseRecursion, reach: int) -> None:
@@ -819,8 +820,9 @@ def test_a_diagonal_with_one_zero_and_scales_at_their_ends() -> None:
     ends = np.array([least, 1.0 / least])
     np.testing.assert_array_equal(ScaledNoise(plain, ends, np.ones(2)).diagonal, ends)
     inner = toeplitz_rows(2, np.array([2.0, 0.5]))
-    scaled = ScaledNoise(inner, np.array([2.0, 4.0]), np.array([0.5, 8.0]))
-    matrix = noise_rows.dense(scaled)
+    scales = np.array([[2.0, 4.0], [0.5, 8.0]])
+    scaled = ScaledNoise(inner, *scales)
+    matrix = scales[1, :, np.newaxis] * noise_rows.dense(inner) * scales[0]
     np.testing.assert_array_equal(scaled.diagonal, np.diag(matrix))
     unit = matrix / scaled.diagonal[:, np.newaxis]
     np.testing.assert_array_equal(noise_rows.dense(scaled.normalised), unit)
