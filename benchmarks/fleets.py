@@ -10,7 +10,9 @@ A plan should survive, and have little more noise than needed. "Needed" is the l
 of all pairs of a separation and a number of participations, among those that survive in 95 % of the
 simulations. A plan has to survive in both simulators, so it is fairly compared only with pairs that
 do. How often the best pair for the first simulator survives the other one says what a plan made
-with its exact law would do there.
+with its exact law would do there. (Pairs found by 100 simulations of both exact laws were within
+5 % of the best in 38 of 39 fleets: what plans lose beyond that, they lose because they know
+averages alone, and little of it is the luck of the best pair.)
 
 Example:
   .venv/bin/python benchmarks/fleets.py --fleets=200
