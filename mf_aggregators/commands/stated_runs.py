@@ -115,7 +115,7 @@ class Others:
             guarantee counts. Other keys, repeated keys, and values of another type are refused.
           folder: The statement's folder, to which paths in the statement are relative.
           delta: For which worst cases are found.
-          own_seed: As for :func:`events_of`.
+          own_seed: As for :meth:`events_of`.
 
         Raises:
           CommandError: If a run is named twice or cannot be read, or two runs have the same seed.
@@ -125,7 +125,7 @@ class Others:
         if not text.endswith(".json"):
             paths = cls.directories(text)
             names = [os.path.relpath(each, folder) for each in paths]
-            events = events_of(paths, delta, own_seed)
+            events = cls.events_of(paths, delta, own_seed)
             files = tuple(file for each in paths for file in files_of(each))
             return cls(dict(zip(names, events, strict=True)), files)
         with naming("other_runs"):
@@ -159,6 +159,25 @@ class Others:
         is_once = min(len(real), len(absolute)) == len(paths)
         check_choice(is_once, f"--other_runs={text} names a directory twice: once each.")
         return list(map(pathlib.Path, paths))
+
+    @staticmethod
+    def events_of(
+        directories: Sequence[pathlib.Path], delta: float, own_seed: pathlib.Path | None = None
+    ) -> list[dp_event.DpEvent]:
+        """Returns the events of runs on disk; refuses runs that drew with the same seed.
+
+        Args:
+          directories: The directories, each as for :func:`_event_of`.
+          delta: For which worst cases are found.
+          own_seed: The file with the sampler's seed of the run with which they are composed; the
+            file may be missing. None if the run has no sampler.
+
+        Raises:
+          CommandError: If a directory cannot be read, or two samplers have the same seed: their
+            runs drew the same clients, so their amplified guarantees do not compose.
+        """
+        _check_seeds([own_seed, *(each / ledgers.SEED_OF_RUN for each in directories)])
+        return [_event_of(each, delta) for each in directories]
 
     def in_statement(self, statement: Statement) -> Statement:
         """Returns the statement with the composed guarantee of its run and these other runs.
@@ -293,25 +312,6 @@ def _event_of(directory: pathlib.Path, delta: float) -> dp_event.DpEvent:
         return guarantees.event(found.worst_case(delta))
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError, OSError) as error:
         raise CommandError(f"--other_runs={directory} cannot be read: {error}") from error
-
-
-def events_of(
-    directories: Sequence[pathlib.Path], delta: float, own_seed: pathlib.Path | None = None
-) -> list[dp_event.DpEvent]:
-    """Returns the events of runs on disk; refuses runs that drew with the same seed.
-
-    Args:
-      directories: The directories, each as for :func:`_event_of`.
-      delta: For which worst cases are found.
-      own_seed: The file with the sampler's seed of the run with which they are composed; the file
-        may be missing. None if the run has no sampler.
-
-    Raises:
-      CommandError: If a directory cannot be read, or two samplers have the same seed: their runs
-        drew the same clients, so their amplified guarantees do not compose.
-    """
-    _check_seeds([own_seed, *(each / ledgers.SEED_OF_RUN for each in directories)])
-    return [_event_of(each, delta) for each in directories]
 
 
 def _check_seeds(files: Iterable[pathlib.Path | None]) -> None:

@@ -143,6 +143,12 @@ class NoiseCost:
     memory_bytes: int
     seconds_per_round: float
 
+    @staticmethod
+    def rows_kept(blocks: Blocks) -> int:
+        """Returns the number of rows in files: those of the block in use and of the next one."""
+        largest = _largest_block(blocks)
+        return max(largest, blocks.recursion.num_earlier_rows) + largest
+
     @classmethod
     def of_run(
         cls,
@@ -238,12 +244,6 @@ def _choose(recursion: NoiseRecursion, num_parameters: int) -> NoiseCost:
     return min(of_state, of_disk, key=lambda each: each.seconds_per_round)
 
 
-def rows_kept(blocks: Blocks) -> int:
-    """Returns the number of rows that are kept: for the block in use and for the next one."""
-    largest = _largest_block(blocks)
-    return max(largest, blocks.recursion.num_earlier_rows) + largest
-
-
 def _largest_block(blocks: Blocks) -> int:
     """The rows of the largest block."""
     return int(np.max(np.diff(blocks.starts)))
@@ -278,7 +278,7 @@ def _disk_cost(recursion: NoiseRecursion, num_parameters: int) -> NoiseCost:
     tile_rows = 2 * recursion.num_earlier_rows + 3 * _largest_block(blocks) + 4 * vectors
     width = min(num_parameters, TILE)
     filled_up = _filled_up(num_parameters)
-    rows = rows_kept(blocks) * (filled_up * _BYTES_OF_ROW + tiles * _BYTES_OF_HEADERS)
+    rows = NoiseCost.rows_kept(blocks) * (filled_up * _BYTES_OF_ROW + tiles * _BYTES_OF_HEADERS)
     states = STATES_KEPT * (_BYTES_OF_FLOAT * vectors * filled_up + tiles * _BYTES_OF_HEADERS)
     return NoiseCost(
         NoiseStorage.DISK,

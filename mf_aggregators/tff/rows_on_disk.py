@@ -31,8 +31,8 @@ from mf_aggregators import atomic_files
 from mf_aggregators.kernel.draws import TILE
 from mf_aggregators.kernel.integers import IntegerRows, Segment
 from mf_aggregators.kernel.rows import Blocks
-from mf_aggregators.noise import NOISE_FORMAT, places
-from mf_aggregators.noise.places import STATES_KEPT
+from mf_aggregators.noise import NOISE_FORMAT
+from mf_aggregators.noise.places import STATES_KEPT, NoiseCost
 from mf_aggregators.tff import processes
 from mf_aggregators.tff.tensor_rows import SegmentRows
 
@@ -448,7 +448,7 @@ class _StreamFiles:
         return tf.reshape(numbers, [size + self._recursion.num_state_vectors, -1])
 
     def _row_path(self, tile: tf.Tensor, i: tf.Tensor) -> tf.Tensor:
-        slot = tf.math.floormod(i, places.rows_kept(self._blocks))
+        slot = tf.math.floormod(i, NoiseCost.rows_kept(self._blocks))
         return self._path(tile, "/row", slot)
 
     def _vectors_path(self, tile: tf.Tensor, block: tf.Tensor) -> tf.Tensor:

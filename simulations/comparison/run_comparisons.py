@@ -291,7 +291,7 @@ def lines_on_pairs(pairs: Sequence[PairedDifference], why: str | None) -> list[s
 def composition(runs: Iterable[FinishedRun]) -> Composition:
     """Returns the guarantee of all private runs together, as the kernel proves it.
 
-    Each run is composed as what its directory shows (``stated_runs.events_of``): the planned
+    Each run is composed as what its directory shows (``stated_runs.Others.events_of``): the planned
     mechanism, or the worst case of its ledger if that broke the plan.
     """
     every = list(runs)
@@ -303,7 +303,7 @@ def composition(runs: Iterable[FinishedRun]) -> Composition:
     if len(private) == 1:
         return Composition(1, others, private[0].epsilon, delta)
     try:
-        events = stated_runs.events_of([run.directory for run in private], delta)
+        events = stated_runs.Others.events_of([run.directory for run in private], delta)
         epsilon = accounting.composed_epsilon(events, delta)
     except ValueError as error:
         # The accuracies are tabulated nevertheless: they took hours of training.

@@ -32,7 +32,7 @@ from mf_aggregators.kernel.rows import (
     WindowNoise,
     strategy_of,
 )
-from mf_aggregators.noise import places
+from mf_aggregators.noise.places import NoiseCost
 from tests.examples import examples
 from tests.mf_aggregators import random_recursions
 from tests.mf_aggregators.random_recursions import banded_rows, toeplitz_rows
@@ -372,15 +372,15 @@ def test_matrices_that_are_the_same_in_all_rounds_need_few_weights(
 def test_the_kept_rows_are_enough(recursion: NoiseRecursion) -> None:
     """Tiles make the next block at any round of a block, the first and the last included."""
     blocks = Blocks.of(recursion)
-    ring = np.full(places.rows_kept(blocks), -1)
+    ring = np.full(NoiseCost.rows_kept(blocks), -1)
 
     def write(block: int) -> None:
         rounds = np.arange(blocks.starts[block], blocks.starts[block + 1])
-        ring[rounds % places.rows_kept(blocks)] = rounds
+        ring[rounds % NoiseCost.rows_kept(blocks)] = rounds
 
     def check(first: int, stop: int) -> None:
         rounds = np.arange(first, stop)
-        np.testing.assert_array_equal(ring[rounds % places.rows_kept(blocks)], rounds)
+        np.testing.assert_array_equal(ring[rounds % NoiseCost.rows_kept(blocks)], rounds)
 
     write(0)
     for block in range(blocks.num_blocks):

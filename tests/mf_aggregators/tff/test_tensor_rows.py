@@ -22,7 +22,7 @@ from mf_aggregators.kernel import draws
 from mf_aggregators.kernel.draws import TILE
 from mf_aggregators.kernel.integers import IntegerRows, Segment
 from mf_aggregators.kernel.rows import BandedNoise, Blocks, NoiseRecursion
-from mf_aggregators.noise import places
+from mf_aggregators.noise.places import NoiseCost
 from mf_aggregators.tff import tensor_rows
 from mf_aggregators.tff.processes import NoiseState
 from mf_aggregators.tff.rows_on_disk import RowsOnDisk
@@ -320,11 +320,11 @@ def test_rows_are_files_of_a_bounded_number(index: int) -> None:
         _, state = stream.next_row(state)
         (tile,) = stream.directory(state).iterdir()
         names = [path.name for path in tile.iterdir()]
-        assert sum(name.startswith("row") for name in names) <= places.rows_kept(blocks)
+        assert sum(name.startswith("row") for name in names) <= NoiseCost.rows_kept(blocks)
         assert sum(name.startswith("state") for name in names) <= 4
         assert all(name.startswith(("row", "state")) for name in names)
     assert (
-        places.rows_kept(blocks) < _NUM_ROUNDS
+        NoiseCost.rows_kept(blocks) < _NUM_ROUNDS
         or blocks.recursion.num_earlier_rows >= _NUM_ROUNDS - 3
     )
 
@@ -441,7 +441,7 @@ def test_every_round_makes_its_share_of_the_next_block() -> None:
     specs = (tf.TensorSpec((4 * draws.TILE + 1,), tf.float32),)
     blocks = Blocks(recursion, np.array([0, 1, 2, 4, 8, 12, 20], np.int64))
     # So many that no file is written over in the rounds that are looked at.
-    assert places.rows_kept(blocks) == 16
+    assert NoiseCost.rows_kept(blocks) == 16
     stream = _Stream(recursion, specs, blocks)
     state = stream.start()
     made = []

@@ -563,7 +563,7 @@ def test_a_plan_that_the_configuration_contradicts_is_refused(
         mfa.load(path)
     assert "\n" not in str(refused.value)
     with refuses(named, error=command_line.CommandError):
-        stated_runs.events_of([path], 1e-4)
+        stated_runs.Others.events_of([path], 1e-4)
     (path / "privacy.json").write_text(whole)
     assert mfa.load(path) == honest
     # What a run was asked for may be gone, and is then not compared; a broken file is no such.

@@ -533,10 +533,10 @@ def test_another_run_needs_its_ledger(tmp_path: pathlib.Path) -> None:
     assert broken.worst_case is not None
     assert broken.worst_case.noise_multiplier < 0.9 * broken.plan.noise_multiplier
     for name, expected in (("broken", broken.worst_case), ("drawn", drawn.plan)):
-        assert stated_runs.events_of([tmp_path / name], 1e-4) == [guarantees.event(expected)]
+        assert stated_runs.Others.events_of([tmp_path / name], 1e-4) == [guarantees.event(expected)]
         (tmp_path / name / "participation.npz").unlink()
         with refuses(name, "bring the ledger", error=command_line.CommandError):
-            stated_runs.events_of([tmp_path / name], 1e-4)
+            stated_runs.Others.events_of([tmp_path / name], 1e-4)
 
 
 def test_runs_with_one_seed_of_their_samplers_are_not_composed(tmp_path: pathlib.Path) -> None:
@@ -572,7 +572,7 @@ def test_runs_with_one_seed_of_their_samplers_are_not_composed(tmp_path: pathlib
             refused()
     random_streams.save_seed(7, seed)
     # Draws that are not of this seed count as a worst case.
-    assert len(stated_runs.events_of([first, copy], 1e-4)) == 2
+    assert len(stated_runs.Others.events_of([first, copy], 1e-4)) == 2
     both = stated_runs.Others.named(str(tmp_path / "both.json"), tmp_path, 1e-4)
     assert both is not None
     assert len(both.events) == 2
