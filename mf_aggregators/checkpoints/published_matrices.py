@@ -235,6 +235,8 @@ def _fields(message: bytes) -> list[tuple[int, Any]]:
     while rest:
         key, rest = _varint(rest)
         value, rest = _varint(rest)
+        if not key >> 3:
+            raise ValueError(_OTHER_BYTES)
         if key & 7 == 2 and value <= len(rest):
             found.append((key >> 3, bytes(rest[:value])))
             rest = rest[value:]

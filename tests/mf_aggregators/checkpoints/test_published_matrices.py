@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import scipy.linalg
 import tensorflow as tf
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import mf_aggregators as mfa
@@ -370,6 +370,7 @@ def test_what_tensorflow_writes_is_read_bit_by_bit(
 
 @settings(deadline=None, max_examples=examples(200))
 @given(array=_ARRAYS, position=st.integers(0), byte=st.integers(0, 255))
+@example(np.zeros((1, 1, 0)), 850, 0)
 def test_damage_is_a_value_error_or_another_value(
     array: np.ndarray, position: int, byte: int
 ) -> None:
