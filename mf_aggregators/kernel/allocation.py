@@ -1,4 +1,4 @@
-r"""Privacy losses of random allocation: sums of log-normal numbers on a geometric grid.
+r"""Privacy losses of random allocation, computed as sums of log-normal numbers on a geometric grid.
 
 The rounds that draw from one group are split into cycles of t rounds, one after the other. In each
 cycle every client of the group is in one of the t rounds, each as likely, whatever happened before
@@ -39,7 +39,8 @@ at once, by differences of cumulated masses and means: log(2) / r terms in the p
 each of k parts of the rounds: put the rounds into a random order, split it into k parts of
 floor(t / k) or ceil(t / k) rounds, and draw one round of each part. The rounds drawn are a
 uniformly random subset, and the parts depend on nothing. So, by joint convexity, the divergences
-are at most those of k cycles of so many rounds: :func:`_losses_of_cycle` has them.
+are at most those of k cycles of floor(t / k) or ceil(t / k) rounds: :func:`_losses_of_cycle`
+computes the losses of one cycle.
 """
 
 import functools
@@ -53,24 +54,27 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 from mf_aggregators.kernel.numbers import FloatArray
 
-# The step of the grid, relative to the standard deviation of log L, and its bounds.
+# The step of the grid, relative to the standard deviation of log L, and the least and the largest
+# step.
 _RELATIVE_STEP = 0.03
 _SMALLEST_STEP, _LARGEST_STEP = 2e-5, 5e-3
-# Log-normal numbers are dropped beyond this number of standard deviations.
+# A log-normal number counts as zero if its logarithm is more than this many standard deviations
+# from the mean.
 _DEVIATIONS = 8.8
-# The share of the mass or mean of a sum that is dropped at each end.
+# The share of a sum's mass at its lower end, and of its mean at its upper end, that is dropped.
 _NEGLIGIBLE_PART = 1e-18
-# Upper bound on the error of floats in all masses of one cycle, for each of its rounds.
+# Upper bound on the floating-point error of all masses of one cycle, divided by the rounds of a
+# cycle.
 _ROUNDING = 1e-14
 
 
 class _Grid(NamedTuple):
-    """A distribution on zero and on the points exp(step k), k = first, first + 1, ...
+    """A distribution on zero and on the points exp(k * step) for k = first, first + 1, ...
 
     Attributes:
-      first: The k of the first mass.
-      masses: (g,) of the points; zero has the rest.
-      step: Of the grid.
+      first: The k of the first point.
+      masses: (g,) probabilities of the points; zero has the rest.
+      step: The difference of the logarithms of neighbouring points.
     """
 
     first: int
@@ -78,7 +82,7 @@ class _Grid(NamedTuple):
     step: float
 
     def points(self) -> FloatArray:
-        """Returns the (g,) points."""
+        """Returns the (g,) points of the grid, which are exp(k * step)."""
         return np.asarray(np.exp((self.first + np.arange(len(self.masses))) * self.step))
 
 
@@ -91,19 +95,20 @@ def losses_of_cycles(
     coarser: float = 1.0,
     interval: float | None = None,
 ) -> PrivacyLossDistribution:
-    """Returns the privacy losses of all cycles that some rounds begin, for real normal numbers.
+    """Returns the privacy losses of all cycles of a group, the last incomplete one included.
 
     Args:
-      rounds_of_cycle: The rounds t of which a client is in one.
-      num_rounds: The rounds of the group.
+      rounds_of_cycle: The rounds t of a cycle; each client takes part in one of them.
+      num_rounds: The number of rounds that draw from the group.
       sigma: The noise multiplier, above zero.
-      coarser: By how much the step of the grid is larger than usual.
-      interval: What losses are multiples of; None for the step.
+      coarser: The factor by which the step of the grid is larger than usual.
+      interval: Losses are rounded to multiples of this number; None for the step of the grid.
     """
     step = _step_of_grid(sigma, rounds_of_cycle, coarser)
     if interval is None:
         return _composed(rounds_of_cycle, num_rounds, sigma, step)
-    # A finer grid than they need takes long: some multiple of the interval.
+    # A grid as fine as the interval would take long: the step is the largest multiple of the
+    # interval that is not above the usual step.
     multiple = max(math.floor(step / interval), 1)
     found = _composed(rounds_of_cycle, num_rounds, sigma, multiple * interval)
     finer = []
@@ -120,7 +125,7 @@ def _step_of_grid(sigma: float, rounds_of_cycle: int, coarser: float = 1.0) -> f
     return min(max(step, _SMALLEST_STEP), _LARGEST_STEP)
 
 
-# Curves and searches ask for the same losses again.
+# The same losses are cached, because curves and searches for noise ask for them repeatedly.
 @functools.lru_cache(maxsize=4)
 def _composed(
     rounds_of_cycle: int, num_rounds: int, sigma: float, step: float
@@ -138,7 +143,7 @@ def _composed(
 def _losses_of_cycle(
     sigma: float, rounds_of_cycle: int, num_rounds: int, step: float
 ) -> PrivacyLossDistribution:
-    """The losses of one cycle, of which the first ``num_rounds`` rounds take place."""
+    """Returns the losses of one cycle of which only the first ``num_rounds`` rounds take place."""
     total = _sum_of(_log_normal(sigma, rounds_of_cycle, step), num_rounds)
     if num_rounds < rounds_of_cycle:
         total = _sum(total, _number(1.0 - num_rounds / rounds_of_cycle, step))
@@ -155,28 +160,30 @@ def _losses_of_cycle(
 
 
 def _log_normal(sigma: float, rounds: int, step: float) -> _Grid:
-    """exp((y - 1/2) / s^2) / t for y of N(0, s^2), of mean 1 / t."""
+    """The distribution of exp((y - 1/2) / s^2) / t for y from N(0, s^2), whose mean is 1 / t."""
     deviation, shift = 1.0 / sigma, math.log(rounds)
     center, shifted = -0.5 / sigma**2 - shift, 0.5 / sigma**2 - shift
     first = math.floor((center - _DEVIATIONS * deviation) / step)
     last = math.ceil((shifted + _DEVIATIONS * deviation) / step)
     logs = np.arange(first, last + 1) * step
-    # Masses between points under Q, and, of the mean, under the normal number shifted by 1.
+    # ``between`` are the masses between neighbouring points under Q; ``means`` are the shares of
+    # the mean, which are the masses for y from N(1, s^2), divided by t.
     between = _normal_masses((logs - center) / deviation)
     means = _normal_masses((logs - shifted) / deviation) / rounds
-    # Relative to the lower point: in [0, expm1(step)] but for rounding.
+    # The share of each mass that moves to the upper point, so that the mean is kept: between 0 and
+    # the mass, but for rounding.
     share = np.clip((means / np.exp(logs[:-1]) - between) / math.expm1(step), 0.0, between)
     return _Grid(first, np.append(between - share, 0.0) + np.append(0.0, share), step)
 
 
 def _normal_masses(edges: FloatArray) -> FloatArray:
-    """The masses of N(0, 1) between increasing edges, exact in both tails."""
+    """The probabilities of N(0, 1) between increasing edges, accurate in both tails."""
     lower, upper = scipy.special.ndtr(edges), scipy.special.ndtr(-edges)
     return np.where(edges[1:] > 0.0, upper[:-1] - upper[1:], lower[1:] - lower[:-1])
 
 
 def _number(value: float, step: float) -> _Grid:
-    """A number that is known, between two points of the grid."""
+    """The distribution of a constant, as a mixture of its two neighbours on the grid."""
     first = math.floor(math.log(value) / step)
     share = (value * math.exp(-first * step) - 1.0) / math.expm1(step)
     share = min(max(share, 0.0), 1.0)
@@ -184,7 +191,7 @@ def _number(value: float, step: float) -> _Grid:
 
 
 def _sum_of(one: _Grid, count: int) -> _Grid:
-    """The sum of independent numbers of one distribution, by doubling."""
+    """The distribution of the sum of independent numbers of one distribution, by doubling."""
     if count == 1:
         return one
     half = _sum_of(one, count // 2)
@@ -193,16 +200,17 @@ def _sum_of(one: _Grid, count: int) -> _Grid:
 
 
 def _sum(one: _Grid, other: _Grid) -> _Grid:
-    """A distribution that dominates the sum of two independent numbers; 0 where one of them is."""
+    """A distribution that dominates the sum of two independent numbers, or 0 if one is 0."""
     most = math.ceil(math.log(2.0) / one.step) + 2
     first = min(one.first, other.first)
     last = max(one.first + len(one.masses), other.first + len(other.masses)) + most
     masses = np.zeros(last - first)
-    # Equal points once, and every pair of different points in both orders.
+    # Pairs of equal points are added once, and pairs of different points in both orders.
     _add_pairs(masses, first, one, other, 0)
     _add_pairs(masses, first, other, one, 1)
     found = _Grid(first, masses, one.step)
-    # Cut where masses from below, or means from above, are next to none.
+    # Points are cut at the lower end where their masses, and at the upper end where their shares of
+    # the mean, add up to a negligible part.
     means = masses * found.points()
     above = np.cumsum(means[::-1])[::-1]
     begin = int(np.searchsorted(np.cumsum(masses), _NEGLIGIBLE_PART))
@@ -211,16 +219,16 @@ def _sum(one: _Grid, other: _Grid) -> _Grid:
 
 
 def _add_pairs(masses: FloatArray, first: int, larger: _Grid, smaller: _Grid, nearest: int) -> None:
-    """Adds the sums of pairs of points that are ``nearest`` or more steps apart.
+    """Adds the sums of pairs of points whose places differ by ``nearest`` steps or more.
 
     All d of a range [d0, d1] have the same jump j. Let M be the mass of the smaller points, and T
     the sum of their masses times their points, over the larger point. Of the mass M,
     (T - (e^(r j) - 1) M) / (e^(r j) (e^r - 1)) goes to the jump j + 1, and the rest to j.
     """
     step, count = larger.step, len(larger.masses)
-    # From here on the sum is below the next point.
+    # If two points are farther apart than this, their sum is below the point after the larger one.
     farthest = math.ceil(-math.log(math.expm1(step)) / step) + 1
-    # No points are farther apart than this.
+    # No two points of the grids are farther apart than this.
     farthest = min(farthest, larger.first + count - smaller.first)
     if farthest < nearest:
         return
@@ -229,7 +237,7 @@ def _add_pairs(masses: FloatArray, first: int, larger: _Grid, smaller: _Grid, ne
     starts = np.flatnonzero(np.diff(jumps, prepend=jumps[0] + 1))
     places = np.arange(-farthest, count + 1) + larger.first - smaller.first
     places = np.clip(places, 0, len(smaller.masses))
-    # Cumulative masses and means at each place, after zeros for distances beyond the farthest.
+    # Cumulated masses and means at each place, after zeros for places below the first point.
     masses_to, means_to = (
         np.append(np.zeros(count), np.append(0.0, np.cumsum(each))[places])
         for each in (smaller.masses, smaller.masses * smaller.points())

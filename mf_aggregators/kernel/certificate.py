@@ -1,4 +1,4 @@
-r"""Certified privacy of random participation: Monte Carlo tests of what a search proposes.
+r"""Certified privacy of random participation: Monte Carlo tests of certificates from a search.
 
 A certificate says that a run is (epsilon, delta)-DP. A search outside of the kernel proposes it as
 data, and the test draws outputs of the pair (P, Q) that dominates the run (below). All that the
@@ -138,34 +138,35 @@ from mf_aggregators.kernel.draws import STEP
 from mf_aggregators.kernel.losses import MinSeparation, SampledRun
 from mf_aggregators.kernel.numbers import FloatArray, IntArray
 
-# The failure probability of all attempts together, as a share of delta.
+# The failure probability of all attempts for one run together, as a share of delta.
 _FAILURE_SHARE = 0.01
 ATTEMPTS = 4
-# Runs that share it as well, because a search for a noise multiplier takes the first that is proved
-# to reach its target, or the best of several is chosen.
+# The number of runs that share this failure probability: a search for a noise multiplier takes the
+# first run that is proved to reach its target, or the best of several runs is chosen.
 MECHANISMS = 16
-# More than the rounding error of a loss, many times over.
+# Upper bound on the rounding error of a privacy loss, with a wide margin.
 LOSS_ROUNDING = 1e-9
-# Losses that are drawn at a time.
+# The number of privacy losses that are drawn at a time.
 _BATCH = 1024
-# Linear arithmetic is used while all numbers are between these.
+# Products are computed as they are while all numbers are between these two, and otherwise by
+# logarithms.
 _SMALLEST, _LARGEST = 1e-250, 1e250
-# Limits for the tables of one order: entries (130 MB), up to three first waits or bins, and longer
-# tuples of them.
+# Limits for the tables of one Renyi order: the entries of a table (130 MB), the tuples of up to
+# three first waits or bins, and the tuples of more than three.
 _MOST_ENTRIES, _MOST_TRIPLES, _MOST_TUPLES = 8_000_000, 4_000_000, 300_000
 _LARGEST_ORDER = 8
 
 
-# A callback for progress, with the number of outputs that were drawn.
+# A callback for progress; its argument is the number of outputs that were drawn.
 _Advance: TypeAlias = Callable[[int], object] | None
 
 
 @dataclasses.dataclass(frozen=True)
 class _MinSeparationRounds:
-    """The rounds of a client that joins with probability p whenever its timer allows it.
+    """Distribution of the rounds of a client that joins by a coin when its timer allows it.
 
     Attributes:
-      probability: p, in (0, 1].
+      probability: p, the probability of the coin, in (0, 1].
       separation: b: a client that joined may join again b rounds later. Timers begin in their
         stationary state.
     """
@@ -173,17 +174,17 @@ class _MinSeparationRounds:
     probability: float
     separation: int
 
-    # Random numbers and cached certificates follow from this name: it never changes.
+    # This name never changes, because random numbers and cached certificates depend on it.
     stream_name: ClassVar[str] = "CoinsUnderTimers"
 
     def first_free_probabilities(self) -> FloatArray:
-        """Returns the (b,) probabilities that a client may join first in rounds 0 to b - 1."""
+        """Returns (b,) probabilities of the first round in which a client may join."""
         first = np.full(self.separation, self.probability)
         first[0] = 1.0
         return np.asarray(first / (1.0 + np.sum(first[1:])))
 
     def log_ratios(self, log_exponentials: FloatArray) -> FloatArray:
-        """Returns the (m,) log P/Q of m outputs.
+        """Returns the logarithms of the likelihood ratio P/Q at m outputs, (m,).
 
         Args:
           log_exponentials: (n, m) log e_i of the outputs.
@@ -210,7 +211,7 @@ class _MinSeparationRounds:
 
 @dataclasses.dataclass(frozen=True)
 class _BallsInBinsRounds:
-    """The rounds of a client in one of b bins at random: those that equal its bin modulo b.
+    """Distribution of a client's rounds in balls in bins: those that equal its bin modulo b.
 
     Attributes:
       separation: The number of bins b.
@@ -218,11 +219,11 @@ class _BallsInBinsRounds:
 
     separation: int
 
-    # Random numbers and cached certificates follow from this name: it never changes.
+    # This name never changes, because random numbers and cached certificates depend on it.
     stream_name: ClassVar[str] = "OneBin"
 
     def log_ratios(self, log_exponentials: FloatArray) -> FloatArray:
-        """Returns the (m,) log P/Q of m outputs, of which (b, m) log e_S are given."""
+        """Returns (m,) log P/Q at m outputs, from (b, m) log e_S of all bins."""
         return _log_sum(log_exponentials) - math.log(self.separation)
 
 
@@ -231,7 +232,7 @@ _RoundsDistribution: TypeAlias = _MinSeparationRounds | _BallsInBinsRounds
 
 @dataclasses.dataclass(frozen=True)
 class DominatingPair:
-    """P and Q: a scaled matrix, noise, and the distribution of a client's rounds.
+    """The pair (P, Q) that dominates a run: a scaled matrix, noise, and the distribution of rounds.
 
     Attributes:
       columns: (n, b), as ``StrategyColumns.scaled`` returns them: those of |C|.
@@ -248,12 +249,12 @@ class DominatingPair:
 
     @property
     def has_timers(self) -> bool:
-        """Whether clients wait after a round, and draw again."""
+        """Whether clients have timers: after a participation they wait, and then may join again."""
         return type(self.rounds) is _MinSeparationRounds
 
     @property
     def orders(self) -> list[int]:
-        """The Renyi orders with tables that are small enough, from 1 on."""
+        """The Renyi orders from 1 on whose tables are small enough."""
         separation, entries = self.rounds.separation, len(self.columns) + 1
 
         def fits(order: int) -> bool:
@@ -265,7 +266,7 @@ class DominatingPair:
 
     @functools.cached_property
     def blocks(self) -> list[tuple[int, FloatArray]]:
-        """The vectors that P/Q depends on, as blocks (rows, vectors) with their first rows.
+        """The vectors that P/Q depends on, as dense blocks, each with its first row.
 
         The blocks have all vectors, in their order, and all rows that are not zero.
         """
@@ -275,12 +276,12 @@ class DominatingPair:
 
     @property
     def num_outputs(self) -> int:
-        """The numbers of an output."""
+        """The length of one output: the number of rows of all vectors."""
         start, block = self.blocks[-1]
         return start + len(block)
 
     def log_ratios(self, outputs: FloatArray) -> FloatArray:
-        """Returns the (m,) log P/Q of (num_outputs, m) outputs."""
+        """Returns (m,) log P/Q at ``outputs``, a (num_outputs, m) array of m outputs."""
         sizes = np.cumsum([block.shape[1] for _, block in self.blocks])
         exponents = np.empty((sizes[-1], outputs.shape[1]))
         for part, (start, block) in zip(np.split(exponents, sizes[:-1]), self.blocks, strict=True):
@@ -290,12 +291,13 @@ class DominatingPair:
         return self.rounds.log_ratios(exponents)
 
     def description(self) -> dict[str, Any]:
-        """Returns a JSON-able mapping that tells pairs of the same columns apart."""
+        """Returns a JSON-able mapping that differs between pairs with the same columns."""
         more = {"is_stationary": True} if self.has_timers else {}
         return {
             "shape": list(self.columns.shape),
             "sigma": self.sigma,
-            # Random numbers and cached certificates follow from these names: they never change.
+            # These names never change, because random numbers and cached certificates depend on
+            # them.
             "law": [self.rounds.stream_name, {**dataclasses.asdict(self.rounds), **more}],
             **({"rounding": self.rounding} if self.rounding else {}),
         }
@@ -304,11 +306,12 @@ class DominatingPair:
 def dominating_pair(
     run: SampledRun, num_coordinates: int = sensitivity.DEFAULT_NUM_COORDINATES
 ) -> DominatingPair:
-    """Returns the pair that dominates a run, with C enlarged by the rounding of rows.
+    """Returns the pair (P, Q) that dominates a run, with C enlarged by the rounding of rows.
 
-    The theorem above has shifts of sum |C_ij| in row i, and roundings add a vector of at most
-    sqrt(d) times so many steps. If participations share no rows, roundings reach num_bands rows
-    from a participation on, as if all entries of the bands were larger by that.
+    The theorem above has shifts of sum |C_ij| in row i. The roundings add a vector to each row
+    whose norm is at most sqrt(d) times the steps that they move one number by. If participations
+    share no rows, roundings reach num_bands rows from a participation on, as if all entries of the
+    bands were larger by that norm.
 
     Args:
       run: A run of clients who draw for themselves.
@@ -337,9 +340,9 @@ def dominating_pair(
 
 
 def _blocks_of_columns(columns: FloatArray) -> list[tuple[int, FloatArray]]:
-    """Returns the columns of a banded C as dense blocks, each with its first row."""
+    """Returns the columns of a banded C as dense blocks, each with the index of its first row."""
     num_rounds, bands = columns.shape
-    # Wide blocks are half zeros, and narrow ones are slow.
+    # Half of a wide block is zeros, and many narrow blocks are slow.
     size, blocks = max(32, min(bands, 96)), []
     for start in range(0, num_rounds, size):
         part = columns[start : start + size]
@@ -351,12 +354,11 @@ def _blocks_of_columns(columns: FloatArray) -> list[tuple[int, FloatArray]]:
 
 
 def _vectors_of_bins(columns: FloatArray, num_bins: int, rounding: float = 0.0) -> FloatArray:
-    """Returns the m_S of all bins, turned into as few coordinates as there are.
+    """Returns the m_S of all bins, rotated so that they have as few coordinates as there are bins.
 
-    Args:
-      columns: (n, b), of |C|, not negative.
-      num_bins: The number of bins.
-      rounding: A number that is added to each row from the first round of a bin on.
+    columns: (n, b) compact columns of |C|.
+    num_bins: The number of bins.
+    rounding: A number that is added to each row from the first round of a bin on.
     """
     vectors = losses.sums_of_bins(columns, num_bins)
     vectors += rounding * np.tri(len(vectors), num_bins)
@@ -364,7 +366,7 @@ def _vectors_of_bins(columns: FloatArray, num_bins: int, rounding: float = 0.0) 
 
 
 class ImportanceSampler:
-    """Draws losses of outputs from (P/Q)^a Q / E_Q (P/Q)^a, for an integer a.
+    """Draws outputs from (P/Q)^a Q / E_Q (P/Q)^a, a an integer, and returns their losses.
 
     Attributes:
       order: The Renyi order a, at least 0; order 1 is P, and order 0 is Q.
@@ -378,14 +380,14 @@ class ImportanceSampler:
         self.log_mgf: float = self._replicas.log_mgf if self._replicas else 0.0
 
     def log_ratios(self, rng: np.random.Generator, count: int) -> FloatArray:
-        """Draws independent outputs and returns their log P/Q.
+        """Draws independent outputs and returns the logarithm of P/Q at each of them.
 
         Args:
           rng: The source of random numbers.
-          count: m, the number of outputs.
+          count: The number m of outputs.
 
         Returns:
-          (m,).
+          (m,) log P/Q.
         """
         shifts: Any = self._replicas.draw(rng, count) if self._replicas else 0.0
         outputs = rng.standard_normal((self._pair.num_outputs, count))
@@ -400,14 +402,14 @@ class ImportanceSampler:
         summary: Callable[[FloatArray], Any] | None = None,
         advance: _Advance = None,
     ) -> Iterator[Any]:
-        """Draws losses and yields them, or a summary of each batch, in their order.
+        """Draws privacy losses in batches and yields each batch, or a summary of it, in order.
 
-        Every batch has a generator of its own, so that results do not depend on how many are drawn
-        at a time. If the iteration ends early, no more are drawn.
+        Every batch has a random generator of its own, so that results do not depend on the number
+        of threads. If the iteration ends early, no further batches are drawn.
 
         Args:
-          key: What random numbers follow from.
-          count: How many losses are drawn.
+          key: The integer that all random numbers follow from.
+          count: The number of losses that are drawn.
           summary: A function of the losses of a batch; None for the losses.
           advance: Called with the number of losses after each batch.
         """
@@ -418,7 +420,7 @@ class ImportanceSampler:
             losses = self.log_ratios(rng, size)
             return size, losses if summary is None else summary(losses)
 
-        # Batches that did not begin are cancelled with the iteration.
+        # If the iteration is closed early, the batches that have not begun are cancelled.
         with concurrent.futures.ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:
             for size, value in pool.map(one, range(-(-count // _BATCH))):
                 if advance is not None:
@@ -439,11 +441,10 @@ class ImportanceSampler:
         return math.exp(min(exponent, 700.0)) * (1.0 + 1e-6)
 
     def terms(self, losses: FloatArray, epsilon: float) -> FloatArray:
-        """Returns T of the module's docstring, of losses, rounded up.
+        """Returns the term T of the module's docstring for each loss, rounded up.
 
-        Args:
-          losses: (m,) log P/Q of outputs that were drawn at the order.
-          epsilon: Where the divergence is asked for.
+        losses: (m,) log P/Q of outputs that were drawn at the order ``self.order``.
+        epsilon: The epsilon of the divergence.
         """
         shares = -np.expm1(-np.maximum(losses - (epsilon - LOSS_ROUNDING), 0.0))
         exponents = self.log_mgf - (self.order - 1) * (losses - LOSS_ROUNDING)
@@ -451,7 +452,7 @@ class ImportanceSampler:
 
 
 class _BinReplicas:
-    """Replicas that are each in one bin."""
+    """The a replicas of importance sampling for balls in bins: each is in one bin."""
 
     def __init__(self, pair: DominatingPair, order: int) -> None:
         ((_, self._vectors),) = pair.blocks
@@ -466,15 +467,15 @@ class _BinReplicas:
         self.log_mgf: float = largest + math.log(self._cumulative[-1]) - order * math.log(bins)
 
     def draw(self, rng: np.random.Generator, count: int) -> FloatArray:
-        """Returns the (num_outputs, count) sums of the vectors of the replicas' bins."""
+        """Returns, for each of ``count`` draws, the sum of the vectors of the replicas' bins."""
         chosen = self._tuples[:, _categorical(rng, self._cumulative, count)]
         return np.asarray(sum(np.take(self._vectors, bins, axis=1) for bins in chosen))
 
 
 class _TimerReplicas:
-    """Replicas that join at random when their timers allow it.
+    """The a replicas of importance sampling for min-separation sampling: a Markov chain.
 
-    A state is the increasing waits of all replicas except one that is free.
+    A state of the chain is the increasing waits of all replicas but one, which is free to join.
     """
 
     def __init__(self, pair: DominatingPair, order: int) -> None:
@@ -482,7 +483,8 @@ class _TimerReplicas:
         p, self._separation = pair.rounds.probability, pair.rounds.separation
         self._order, self._columns = order, pair.columns
         self._rounds, bands = pair.columns.shape
-        # <c_t, c_{t + r - b}> / sigma^2 by t and the wait r; the squared norm of c_t at r = b.
+        # The table of <c_t, c_{t + r - b}> / sigma^2 by the round t and the wait r. At r = b the
+        # entry is the squared norm of c_t.
         self._pairs = np.zeros((self._rounds, self._separation + 1))
         for t in range(bands):
             later, earlier = pair.columns[t:, : bands - t], pair.columns[: self._rounds - t, t:]
@@ -497,7 +499,7 @@ class _TimerReplicas:
                 terms = self._terms(t, states)
                 self._values[t] = np.sum(terms, axis=0)
                 self._hazards[t] = np.sum(terms[1:], axis=0) / self._values[t]
-            # The replicas' first waits, and their weights.
+            # The first waits of all replicas, as tuples, and the cumulated weights of the tuples.
             tuples = np.indices((self._separation,) * order, np.int32).reshape(order, -1).T
             weights = np.prod(pair.rounds.first_free_probabilities()[tuples], axis=-1)
             start = np.min(tuples, axis=-1)
@@ -506,7 +508,7 @@ class _TimerReplicas:
             self.log_mgf: float = float(np.log(self._cumulative[-1]))
 
     def _set_states(self, probability: float) -> None:
-        """Tabulates weights, times and next states, by how many free replicas join."""
+        """Tabulates weights, times and next states by state and number of joining replicas."""
         others = self._order - 1
         tuples = list(itertools.combinations_with_replacement(range(self._separation), others))
         self._waits = np.array(tuples, dtype=np.intp).reshape(len(tuples), others)
@@ -516,7 +518,7 @@ class _TimerReplicas:
         self._free = 1 + np.sum(self._waits == 0, axis=1)
         joining = np.arange(self._order + 1)[:, None]
         staying = np.maximum(self._free - joining, 0)
-        # Zero if more would join than are free.
+        # The weight is zero if the number of joining replicas is larger than that of free ones.
         self._weights = scipy.special.binom(self._free, joining) * probability**joining
         self._weights *= (1.0 - probability) ** staying
         waits = np.pad(self._waits, ((0, 0), (1, 0)))
@@ -525,11 +527,11 @@ class _TimerReplicas:
         self._following = self._index(np.maximum(waits - self._after[:, :, None], 0))
 
     def _index(self, waits: IntArray) -> IntArray:
-        """Returns the states of waits of all replicas, (..., order), of which one is 0."""
+        """Returns the state indices for the replicas' waits, (..., order), one of which is 0."""
         return np.asarray(self._lookup[np.sort(waits, axis=-1)[..., 1:] @ self._powers])
 
     def _terms(self, t: int | IntArray, state: IntArray) -> FloatArray:
-        """Returns the (order + 1, len(state)) terms of V_t, by how many free replicas join."""
+        """Returns (order + 1, len(state)) terms of V_t, one for each number of joining replicas."""
         pair_sums = np.sum(self._pairs[np.asarray(t)[..., None], self._waits[state]], axis=-1)
         joining = np.arange(self._order + 1)[:, None]
         exponents = joining * pair_sums
@@ -539,19 +541,21 @@ class _TimerReplicas:
         return np.where(weights > 0.0, weights * np.exp(exponents) * values, 0.0)
 
     def draw(self, rng: np.random.Generator, count: int) -> FloatArray:
-        """Returns the (n, count) sums of the columns of the replicas' rounds."""
+        """Draws the replicas' rounds and returns the (n, count) sums of their columns of C."""
         bands = self._columns.shape[1]
-        # By outputs, so that a column is added to numbers that are beside one another.
+        # One row for each output, so that a column of C is added to neighbouring numbers in memory.
         total = np.zeros((count, self._rounds + bands))
         parts = sliding_window_view(total, bands, axis=1, writeable=True)
         free_at = self._first_waits[_categorical(rng, self._cumulative, count)]
         who, now = np.arange(count), np.min(free_at, axis=1) - 1
         largest_hazard = float(np.max(self._hazards))
         while len(who):
-            # A replica may join in the next round that a coin of the largest probability selects,
-            # if another coin with the quotient of the chain's probability and the largest says so.
+            # Thinning: rounds are proposed with the largest of all joining probabilities, and a
+            # proposed round is accepted with the quotient of the chain's own probability and the
+            # largest one.
             waited = rng.geometric(largest_hazard, len(who))
-            # A tiny probability gives the largest integer, to which nothing can be added.
+            # If the probability is tiny, ``geometric`` returns the largest integer, and adding to
+            # it would overflow.
             now = np.maximum(now + np.minimum(waited, self._rounds + 1), 0)
             goes_on = now < self._rounds
             who, now, free_at = who[goes_on], now[goes_on], free_at[goes_on]
@@ -564,7 +568,7 @@ class _TimerReplicas:
             joining = 1 + np.sum(rng.random(len(rows)) * sums[-1] >= sums, axis=0)
             joining = np.minimum(joining, self._free[state[rows]])
             parts[who[rows], now[rows]] += joining[:, None] * self._columns[now[rows]]
-            # Replicas are alike: the first of the free ones join.
+            # Replicas are exchangeable, so the first of the free replicas are those that join.
             is_free = waits[rows] == 0
             joins = is_free & (np.cumsum(is_free, axis=1) <= joining[:, None])
             free_at[rows] = np.where(joins, (now[rows] + self._separation)[:, None], free_at[rows])
@@ -572,36 +576,37 @@ class _TimerReplicas:
 
 
 def _log_sum(logs: FloatArray) -> FloatArray:
-    """Returns the logarithm of the sum of exponentials over the first axis."""
+    """Returns the logarithm of the sum of exponentials along the first axis, without overflow."""
     largest = np.max(logs, axis=0)
     shares = logs - largest
     return np.asarray(largest + np.log(np.sum(np.exp(shares, out=shares), axis=0)))
 
 
 def _categorical(rng: np.random.Generator, cumulative: FloatArray, count: int) -> IntArray:
-    """Draws indices with probabilities by cumulative sums of weights."""
+    """Draws indices with probabilities in proportion to weights, given their cumulative sums."""
     found = np.searchsorted(cumulative, rng.random(count) * cumulative[-1], side="right")
     return np.asarray(np.minimum(found, len(cumulative) - 1))
 
 
 @dataclasses.dataclass(frozen=True)
 class Certificate:
-    """That a run is (epsilon, delta)-DP, and how that is tested; a candidate until it is.
+    """A claim that a run is (epsilon, delta)-DP, with the Monte Carlo test that can prove it.
 
     Attributes:
-      epsilon: Of the guarantee, at least 0.
-      delta: Of the guarantee, for noise of real normal numbers.
-      attempt: Which of ``ATTEMPTS`` candidates of one delta this is, from 0.
+      epsilon: The epsilon of the guarantee, at least 0.
+      delta: The delta of the guarantee, for noise of real normal numbers.
+      attempt: The number of this candidate, from 0 to ``ATTEMPTS`` - 1, among those for one delta.
       order: a, the Renyi order of the importance sampling.
-      num_samples: The samples N for P from Q; 0 where Renyi DP of order a suffices.
+      num_samples: The number N of samples in the test of P from Q; 0 where Renyi DP of order a
+      suffices.
       bet: The bet w of the test martingale.
-      num_untilted: The samples of Q for Q from P.
+      num_untilted: The number of samples from Q in the test of Q from P.
       thresholds: t_0 and t_1 for the extrapolation.
-      seed: The random numbers follow from it, with all of the above.
+      seed: The seed of the test: random numbers follow from it and from all numbers above.
 
     Raises:
-      ValueError: If a number is none, not finite or negative where it cannot be, or delta is not
-        between 0 and 1.
+      ValueError: If a value is not a number, not finite, or negative where it cannot be, or delta
+          is not between 0 and 1.
     """
 
     epsilon: float
@@ -623,7 +628,7 @@ class Certificate:
         object.__setattr__(self, "thresholds", (low, high))
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns a JSON-able mapping, with the probability that a false candidate passes."""
+        """Returns a JSON-able mapping, with the probability that a false certificate passes."""
         return {
             **dataclasses.asdict(self),
             "thresholds": list(self.thresholds),
@@ -641,14 +646,15 @@ def check_certificate(
 ) -> bool:
     """Returns whether a certificate proves that a run is (certificate.epsilon, delta)-DP.
 
-    Over the random numbers that are drawn, a false one passes with at most its failure probability.
-    What was proved is not tested again in the same process.
+    A false certificate passes with at most its failure probability, over the random numbers that
+    are drawn. The result of a test is cached: the same test does not run again in this process.
 
     Args:
-      certificate: The proposal.
-      run: The run. The number that roundings may move a row of noise by is taken as it is given.
-      delta: Of the guarantee, for noise as it is drawn: certificate.delta and the failure
-        probability of the noise are at most this.
+      certificate: The proposed certificate.
+      run: The run. The number of steps by which roundings may move a row of noise is taken as it is
+      given.
+      delta: The delta of the guarantee, for noise as it is drawn: certificate.delta and the failure
+      probability of the noise are at most this.
       num_coordinates: Parameters times rounds, at most.
       advance: Called with the number of outputs that were drawn after each batch.
 
@@ -660,19 +666,19 @@ def check_certificate(
     types = [type(each) for each in (certificate, run, delta, num_coordinates)]
     if types != [Certificate, SampledRun, float, int]:
         raise TypeError("a certificate is checked for data of the kernel's own types")
-    # Made anew, so that its numbers are those that its constructor has checked.
+    # The run is made anew, so that its numbers are those that its constructor has checked.
     run = dataclasses.replace(run)
     return _proves(certificate, run, delta, num_coordinates, _Progress(advance))
 
 
 @dataclasses.dataclass(frozen=True)
 class _Progress:
-    """A callback for progress; all are equal, as no proof depends on them."""
+    """A callback for progress; all instances are equal, because no proof depends on one."""
 
     advance: _Advance = dataclasses.field(compare=False)
 
 
-# A search tests its proposal, and the claim of the proposal is tested again.
+# Tests are cached: a search tests its own proposal, and ``claim.check`` tests the same one again.
 @functools.lru_cache(maxsize=64)
 def _proves(
     certificate: Certificate, run: SampledRun, delta: float, coordinates: int, progress: _Progress
@@ -687,11 +693,11 @@ def _proves(
 
 
 def is_proved(pair: DominatingPair, certificate: Certificate, advance: _Advance = None) -> bool:
-    """Returns whether the test of a certificate passes for a pair and noise of real numbers.
+    """Returns whether a certificate passes both of its tests, for a pair and real normal noise.
 
     Args:
-      pair: What dominates the run.
-      certificate: The candidate, or what is to be proved again.
+      pair: The pair (P, Q) that dominates the run.
+      certificate: The certificate that is tested.
       advance: As in :func:`check_certificate`.
     """
     tests = _p_from_q_is_small, _q_from_p_is_small
@@ -699,20 +705,20 @@ def is_proved(pair: DominatingPair, certificate: Certificate, advance: _Advance 
 
 
 def shares_of(delta: float) -> tuple[float, float]:
-    """Returns how a delta is shared out between divergences and failures.
+    """Returns how a delta is divided between the divergences and the failure probability of tests.
 
     Args:
-      delta: Of a certificate.
+      delta: The delta of a certificate.
 
     Returns:
-      The bound that both divergences are tested for: delta less beta of all attempts. And beta, the
-      probability that a false candidate passes its test.
+      The largest divergence that passes the tests, which is delta less the failure probability of
+      all attempts. And beta, the probability that a false certificate passes its test.
     """
     return delta * (1.0 - _FAILURE_SHARE), _FAILURE_SHARE * delta / (ATTEMPTS * MECHANISMS)
 
 
 def _p_from_q_is_small(pair: DominatingPair, certificate: Certificate, advance: _Advance) -> bool:
-    """Whether the divergence of P from Q is proved: the loss of taking part."""
+    """Whether the divergence of P from Q is proved to be small: the loss of taking part."""
     sampler = ImportanceSampler(pair, certificate.order)
     epsilon, (delta, failure) = certificate.epsilon, shares_of(certificate.delta)
     largest = sampler.largest_term(epsilon)
@@ -730,16 +736,18 @@ def _p_from_q_is_small(pair: DominatingPair, certificate: Certificate, advance: 
 
 
 def _q_from_p_is_small(pair: DominatingPair, certificate: Certificate, advance: _Advance) -> bool:
-    """Whether the divergence of Q from P is proved: the loss of not taking part."""
+    """Whether the divergence of Q from P is proved to be small: the loss of not taking part."""
     if certificate.epsilon == 0.0:
-        # Both divergences are the total variation distance, which was tested before.
+        # At epsilon 0 both divergences are the total variation distance, which the other test
+        # bounds.
         return True
     low, high = certificate.thresholds
     if not low < high or not certificate.num_untilted:
         return False
 
     def counts(losses: FloatArray) -> IntArray:
-        # Losses near a threshold are counted against the candidate, and so is NaN.
+        # A loss near a threshold, or NaN, is counted so that the certificate is less likely to
+        # pass.
         below = [~(losses > low + LOSS_ROUNDING), losses <= high - LOSS_ROUNDING]
         return np.asarray(np.sum(below, axis=1))
 
@@ -756,33 +764,33 @@ def _log_wealth(terms: FloatArray, mean: float, bet: float) -> float:
 
     Args:
       terms: The samples of T, at least zero and below mean + 1 / bet.
-      mean: m, that the mean is to be shown to be below.
+      mean: m. The test is to show that the mean of T is below m.
       bet: w.
     """
     return float(np.sum(np.log1p(bet * (mean - terms))))
 
 
 def _key_of(pair: DominatingPair, certificate: Certificate, purpose: str) -> int:
-    """Returns a number that tells pairs, certificates and purposes apart.
+    """Returns the key of random numbers, which differs for each pair, certificate and purpose.
 
     Args:
-      pair: What dominates the run.
-      certificate: What is tested.
-      purpose: What samples are drawn for.
+      pair: The pair that dominates the run.
+      certificate: The certificate that is tested.
+      purpose: The name of the test that samples are drawn for.
     """
     columns = np.ascontiguousarray(pair.columns, dtype="<f8").tobytes()
-    # Random numbers follow from this name: it never changes.
+    # This name never changes, because random numbers depend on it.
     described = {**pair.description(), "claim": certificate.to_dict()}
     whole = purpose.encode() + columns + json.dumps(described, sort_keys=True).encode()
     return int.from_bytes(hashlib.sha256(whole).digest(), "big")
 
 
 def _bounds_of_probability(count: int, samples: int, failure: float) -> tuple[float, float]:
-    """Returns a lower and an upper bound of a probability, by Clopper and Pearson.
+    """Returns a lower and an upper bound of a probability, by the method of Clopper and Pearson.
 
     Args:
-      count: In how many samples it happened.
-      samples: Of how many.
+      count: The number of samples in which the event happened.
+      samples: The number of all samples.
       failure: The probability that one of the bounds does not hold; twice that for both.
     """
     lower = scipy.stats.beta.ppf(failure, count, samples - count + 1) if count > 0 else 0.0
@@ -794,7 +802,9 @@ def _bounds_of_probability(count: int, samples: int, failure: float) -> tuple[fl
 def divergence_of_counts(
     counts: IntArray, samples: int, thresholds: tuple[float, float], epsilon: float, failure: float
 ) -> float:
-    """Returns an upper bound of E max(0, 1 - exp(epsilon + L)), L convex in normal numbers.
+    """Bounds E max(0, 1 - exp(epsilon + L)) from above, from counts of samples of the loss L.
+
+    L is a convex function of normal numbers.
 
     Args:
       counts: (2,), the samples of L that are at most t_0, and those that are at most t_1.
@@ -814,7 +824,9 @@ def divergence_of_counts(
 
 
 def _divergence_of_tail(threshold: float, quantile: float, slope: float, epsilon: float) -> float:
-    """Returns the bound if Pr[L <= t] <= Phi(quantile - slope (threshold - t)), t <= threshold.
+    """Returns the divergence bound that follows from a Gaussian bound of the tail of L.
+
+    For t <= threshold, Pr[L <= t] is at most Phi(quantile - slope (threshold - t)).
 
     Args:
       threshold: t_0.
@@ -828,7 +840,8 @@ def _divergence_of_tail(threshold: float, quantile: float, slope: float, epsilon
     whole = float(scipy.special.ndtr(at))
     if slope <= 0.0:
         return whole
-    # With Pr[L <= t] = Phi(a - s (-epsilon - t)), it is Phi(a) less E[exp((G - a) / s); G < a].
+    # If Pr[L <= t] = Phi(a - s (-epsilon - t)), the mean is Phi(a) - E[exp((G - a) / s); G < a] for
+    # a normal number G.
     width = 1.0 / slope
     log_less = -at * width + 0.5 * width**2 + float(scipy.special.log_ndtr(at - width))
     return min(max(whole - math.exp(min(log_less, 0.0)), 0.0) + 1e-12 * whole, whole)

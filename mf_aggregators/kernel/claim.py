@@ -29,21 +29,22 @@ from mf_aggregators.kernel.numbers import NotProved
 from mf_aggregators.kernel.rows import NoiseRecursion, check_rounds
 from mf_aggregators.kernel.sensitivity import Schema, Sensitivity, Unit
 
-# A claimed epsilon may lack digits that a file has lost.
+# Relative tolerance for a claimed epsilon, which may have lost digits in a file.
 _ROUNDING = 1e-9
-# The share by which an epsilon that is stated of a run may be above the one that is proved.
+# The largest relative excess of an epsilon that a statement gives over the epsilon that is proved.
 _SLACK_OF_STATEMENTS = 1e-5
-# Errors of C, relative to the sensitivity, that cost no noise: the noise that is drawn is larger
-# than sigma by 3e-8 (``kernel.integers``). A Gaussian epsilon is rounded up by 1e-11 of itself
-# besides; rho is not.
+# Errors of C up to this share of the sensitivity are not charged: the drawn noise is larger than
+# sigma by a share of 3e-8 (``kernel.integers``), which covers them. A Gaussian epsilon is also
+# rounded up by 1e-11 of itself; rho is not.
 _NEGLIGIBLE = 1e-12
-# Errors of C that a certificate does not see: drawn noise is larger than sigma by 3e-8
-# (``integers``), which covers them.
+# The largest error of C, relative to its largest column norm, with which a certificate is accepted.
+# A certificate does not charge for this error, which is covered because the drawn noise is larger
+# than sigma by a share of 3e-8 (``integers``).
 _LARGEST_ERROR_OF_COLUMNS = 1e-8
 
 
 class Assumption(enum.Enum):
-    """A condition of a guarantee that no computation shows: its value is its name in JSON."""
+    """A condition of a guarantee that no computation shows; its enum value is its name in JSON."""
 
     PARTICIPATION = "clients_keep_participation"
     SECRET_DRAWS = "draws_are_secret"
@@ -74,12 +75,12 @@ _SENTENCES = {
 }
 
 
-# The assumption of a guarantee that follows from a ledger, as the end of a sentence.
+# The condition of a guarantee that follows from a ledger, worded as the end of a sentence.
 ONLY_IF = "only if participation did not depend on released models or on data"
 
 
 class Basis(enum.Enum):
-    """The reason why participation is as claimed; its value is the assumptions that it needs."""
+    """The reason why participation is as claimed; its value is the assumptions it rests on."""
 
     PLAN = (Assumption.PARTICIPATION,)
     DRAWS = (Assumption.SECRET_DRAWS,)
@@ -91,11 +92,11 @@ class Basis(enum.Enum):
 @final
 @dataclasses.dataclass(frozen=True)
 class Pattern:
-    """The rounds of one client or of all clients of a person, for a guarantee of these alone.
+    """The rounds of one client, or of all clients of one person, for a guarantee of these alone.
 
     Attributes:
-      rounds: Counted from 0, never decreasing: a round once for each client of the person that
-        takes part in it.
+      rounds: The rounds, counted from 0, never decreasing: a round appears once for each client of
+          the person that takes part in it.
     """
 
     rounds: tuple[int, ...]
@@ -114,7 +115,7 @@ class Pattern:
 @final
 @dataclasses.dataclass(frozen=True)
 class Limit:
-    """Any participation, as long as the sensitivity of the released rounds is within a bound.
+    """Any participation for which the sensitivity of the released rounds is within a bound.
 
     Attributes:
       sensitivity: The bound, above 0, in units of C.
@@ -126,7 +127,8 @@ class Limit:
         numbers.set_checked(self, sensitivity=numbers.positive_number)
 
 
-# In which rounds a client or another unit takes part: of everybody by a schema, of one, or drawn.
+# How clients take part: any client or a larger unit by a schema, one client by its rounds, any
+# participation within a limit, or clients that are drawn.
 TakingPart: TypeAlias = Schema | Unit | Pattern | Limit | Draws
 _BASES: Mapping[type, tuple[Basis, ...]] = {
     Schema: (Basis.PLAN, Basis.LEDGER),
@@ -142,14 +144,15 @@ class Claim:
     """The claim that a run with noise of a given size is (epsilon, delta)-DP.
 
     Attributes:
-      rows: How the rows of noise C^-1 Z follow from Z, of the kernel's own classes.
+      rows: How the rows of noise C^-1 Z follow from Z, in one of the kernel's own classes.
       taking_part: In which rounds one client takes part, or how clients are drawn.
       sigma: The standard deviation of Z, at least 0, in units of the clip norm.
       delta: Above 0 and below 1.
       epsilon: The claimed epsilon; None to take the one that is proved.
       num_rounds: How many rows were or will be released; None for all.
       basis: The reason why participation is as claimed; None for a plan, or for draws.
-      num_coordinates: The most numbers that are drawn: parameters times rounds.
+      num_coordinates: The most numbers that are drawn in all rounds together: parameters times
+      rounds.
       certificate: A proof by Monte Carlo of an epsilon of clients who draw their rounds for
         themselves; None for none.
 
@@ -181,12 +184,12 @@ class Claim:
                 found = numbers.shown(rounds)
                 raise ValueError(f"{found} are of several clients, which the basis PEOPLE is for.")
         if kind not in _BASES:
-            # Refuses other classes than those of the kernel.
+            # This refuses draws of other classes than those of the kernel.
             draws = losses.checked_draws(self.taking_part)  # type: ignore[type-var]
             object.__setattr__(self, "taking_part", draws)
         elif self.certificate is not None:
             raise TypeError("a certificate belongs to clients who draw their rounds.")
-        # Before the first round, nothing was released.
+        # A guarantee before the first round is for no client and no rounds: nothing was released.
         is_of_nobody = self.taking_part == Pattern(())
         numbers.set_checked(
             self,
@@ -199,7 +202,7 @@ class Claim:
 
     @property
     def noise_digest(self) -> bytes:
-        """32 bytes that bind the noise: rows and sigma, bit for bit, and nothing else.
+        """Returns 32 bytes that identify the noise: rows and sigma, bit for bit, and nothing else.
 
         Claims of the first rounds of a run, of one client, or of an observed schema are about the
         noise of the whole run, and have its digest.
@@ -211,12 +214,12 @@ _Kind = TypeVar("_Kind", bound="Sealed")
 
 
 class Sealed:
-    """Values that the kernel alone makes: a final class of them is not altered or pickled."""
+    """Base class of values that only the kernel makes: no subclasses, changes or pickles."""
 
     __slots__ = ()
 
     def __new__(cls, *arguments: object, **options: object) -> Any:
-        """Raises TypeError: the kernel makes it."""
+        """Raises TypeError, because only the kernel makes a value of this class."""
         raise TypeError(f"the kernel makes a {cls.__name__}, from a claim: nothing else does.")
 
     def __init_subclass__(cls) -> None:
@@ -242,11 +245,11 @@ class Sealed:
 
 
 def made(kind: type[_Kind], values: Mapping[str, Any]) -> _Kind:
-    """Returns a sealed object of these values, which the caller has proved or made.
+    """Returns an object of a sealed class, made of values that the caller has proved or computed.
 
     Args:
-      kind: Its class.
-      values: Its attributes by name.
+      kind: The sealed class.
+      values: The attributes of the object by name.
     """
     found = object.__new__(kind)
     for name, value in values.items():
@@ -259,7 +262,8 @@ def made(kind: type[_Kind], values: Mapping[str, Any]) -> _Kind:
 class Guarantee(Sealed):
     """A proved claim: (epsilon, delta)-DP under zero-out adjacency, for each client.
 
-    :func:`check` alone makes it. Two are equal if their numbers are, and how clients take part.
+    :func:`check` alone makes a guarantee. Two guarantees are equal if their numbers are, and the
+    ways in which clients take part.
 
     Attributes:
       claim: The claim, with the proved epsilon and the number of released rounds.
@@ -270,7 +274,7 @@ class Guarantee(Sealed):
       delta: The delta that epsilon is for.
       rho: The rho of (rho, delta0)-approximate zCDP of all participations of a client, without
         amplification; infinity if there is too little noise.
-      zcdp_delta: The delta0 of it; 0 if rho is 0 or infinite.
+      zcdp_delta: The delta0 of this zCDP; 0 if rho is 0 or infinite.
       run: The run with drawn clients, at the noise multiplier; None where nobody is drawn.
       assumptions: What the guarantee rests on.
     """
@@ -318,34 +322,34 @@ class Guarantee(Sealed):
 
     @property
     def noise_digest(self) -> bytes:
-        """32 bytes that bind the noise: those of the releases that the guarantee is about."""
+        """The 32 bytes that identify the noise of the releases that the guarantee is about."""
         return self.claim.noise_digest
 
     @property
     def num_rounds(self) -> int:
-        """The number of rounds that were or will be released."""
+        """The number of rounds that were released, or will be, under the guarantee."""
         return self.claim.num_rounds or 0
 
     @property
     def is_amplified(self) -> bool:
-        """Whether it rests on secret draws."""
+        """Whether the guarantee rests on secret draws of clients."""
         return Assumption.SECRET_DRAWS in self.assumptions
 
     @property
     def is_observed(self) -> bool:
-        """Whether it holds only if participation did not depend on released models or on data."""
+        """Whether the guarantee needs participation that did not depend on releases or data."""
         return Assumption.INDEPENDENCE in self.assumptions
 
     @property
     def is_by_rule(self) -> bool:
-        """Whether it holds because a stopping rule ends the run by the ledger."""
+        """Whether the guarantee holds because a stopping rule ends the run."""
         return Assumption.STOPPING_RULE in self.assumptions
 
     def at(self, delta: float, sigma: float | None = None) -> "Guarantee":
         """Returns the guarantee of the same run at another delta or sigma, without a certificate.
 
-        Where clients keep to a schema, its sensitivity is the one that was proved: rows and schema
-        stay what they are.
+        If clients keep to a schema, the sensitivity that was proved is used again: rows and schema
+        do not change.
 
         Args:
           delta: Above 0 and below 1.
@@ -363,7 +367,7 @@ class Guarantee(Sealed):
 
     @property
     def schema(self) -> Schema:
-        """The schema of a plan; of all draws that a scheme may make.
+        """The schema that clients keep to: that of a plan, or of all draws that a scheme may make.
 
         Raises:
           ValueError: If the guarantee is for another unit, for the rounds of one client, or by a
@@ -375,24 +379,25 @@ class Guarantee(Sealed):
         return taking_part if isinstance(taking_part, Schema) else taking_part.schema
 
     def without_draws(self, **changes: Any) -> Claim:
-        """Returns the claim of a plan against an adversary who knows all draws.
+        """Returns the claim of the same run against an adversary who knows all draws of clients.
 
         Args:
-          **changes: Attributes of the claim that are other ones: ``num_rounds`` of a run that ended
-            early; ``taking_part`` and ``basis`` of what a ledger shows, or of another unit.
+          **changes: Attributes of the claim to change: ``num_rounds`` of a run that ended early, or
+          ``taking_part`` and ``basis`` for an observed ledger or for another unit.
         """
         without = {"taking_part": self.schema, "basis": None, "epsilon": None, "certificate": None}
         return dataclasses.replace(self.claim, **{**without, **changes})
 
     def prove(self, epsilon: float | None) -> None:
-        """Proves an epsilon that is stated of this run, at this delta.
+        """Proves an epsilon that a statement gives for this run, at the guarantee's delta.
 
         Args:
-          epsilon: The stated one; None for none, where there is too little noise.
+          epsilon: The epsilon of the statement; None if it gives none, because there is too little
+          noise.
 
         Raises:
-          NotProved: If it is below the proved one, or more than 1e-5 of that above it: a statement
-            of another run.
+          NotProved: If the stated epsilon is below the proved one, or more than 1e-5 of that above
+              it, which means that the statement is about another run.
         """
         stated = math.inf if epsilon is None else numbers.epsilon(epsilon)
         check(dataclasses.replace(self.claim, epsilon=stated))
@@ -402,14 +407,14 @@ class Guarantee(Sealed):
 
 
 def claim_of(given: Claim | Guarantee) -> Claim:
-    """Returns a claim, or the claim of a guarantee.
+    """Returns the given claim, or the claim of the given guarantee.
 
     Args:
       given: The claim, or the guarantee. The claim is made anew, so that its constructor checks its
         numbers.
 
     Raises:
-      TypeError: If it is neither.
+      TypeError: If the argument is neither a claim nor a guarantee.
     """
     claim = given.claim if type(given) is Guarantee else given
     if type(claim) is not Claim:
@@ -418,19 +423,20 @@ def claim_of(given: Claim | Guarantee) -> Claim:
 
 
 def check(claim: Claim) -> Guarantee:
-    """Proves a claim.
+    """Proves a claim of differential privacy, and returns the guarantee.
 
     Args:
-      claim: The claim.
+      claim: The claim that is to be proved.
 
     Returns:
       The guarantee, with the epsilon that was proved: infinity if there is too little noise for
       any and none is claimed.
 
     Raises:
-      NotProved: If the claimed epsilon is smaller than the proved one, the rows are none of the
-        kernel's, their C is not known, or the draws do not fit them: a ValueError.
-      TypeError: If it is no claim.
+      NotProved: If the claimed epsilon is smaller than the proved one, the rows are of a class that
+          is not the kernel's, their C is not known, or the draws do not fit the rows. It is a
+          ValueError.
+      TypeError: If the argument is not a claim.
     """
     claim = claim_of(claim)
     rows, taking_part = claim.rows, claim.taking_part
@@ -452,11 +458,12 @@ def check(claim: Claim) -> Guarantee:
 
 
 def _proved(claim: Claim, bound: Sensitivity, run: SampledRun | None) -> Guarantee:
-    """Proves a claim whose sensitivity is bounded already; raises NotProved."""
+    """Proves a claim whose sensitivity is bounded already, or raises NotProved."""
     taking_part = claim.taking_part
-    # Nothing is released of a client who never takes part.
+    # If a client never takes part, the released sums do not depend on it.
     multiplier = claim.sigma / bound.value if bound.value else math.inf
-    # The errors of a computed C cost noise, and are not shown in the noise multiplier.
+    # An error of the computed C lowers the noise multiplier that epsilon is computed for, but not
+    # the one that is shown.
     left = multiplier
     if bound.error > _NEGLIGIBLE * bound.value:
         left = claim.sigma / (bound.value + bound.error)
@@ -483,18 +490,18 @@ def _proved(claim: Claim, bound: Sensitivity, run: SampledRun | None) -> Guarant
 def _bound_of_draws(
     rows: NoiseRecursion, draws: Draws, num_rounds: int
 ) -> tuple[Sensitivity, StrategyColumns | None]:
-    """The largest column norm of C, if its rounds and bands fit the draws (BandMF Thm 4).
+    """Returns the largest column norm of C, if its rounds and bands fit the draws (BandMF Thm 4).
 
-    And C itself with the roundings of its rows, of clients who draw for themselves.
+    If clients draw for themselves, also returns C with the roundings of its rows.
     """
     if draws.num_rounds < num_rounds:
         raise NotProved(f"clients are drawn for {draws.num_rounds} rounds, and not {num_rounds}.")
     has_groups = isinstance(draws, InGroups)
     if not has_groups:
-        # A certificate is for all rounds: fewer of them are computed from these.
+        # A certificate is for all rounds. The epsilon of fewer rounds is computed from the same C.
         num_rounds = draws.num_rounds
     bound = sensitivity.of_rows(rows, num_rounds, Schema(1, 1))
-    # Entries of a column of C and roundings of a row reach no further.
+    # Neither the entries of a column of C nor the roundings of a row reach more rows than this.
     reach = min(rows.reach, num_rounds)
     if reach > draws.num_bands:
         most = f"at most {draws.num_bands} (BandMF Thm 4)"
@@ -507,7 +514,7 @@ def _bound_of_draws(
 
 
 def _epsilon(claim: Claim, run: SampledRun | None, left: float) -> float:
-    """The epsilon at the noise multiplier that is left for an exact C."""
+    """Returns the epsilon at the noise multiplier that is left after the error of C is charged."""
     delta, coordinates, proved = claim.delta, claim.num_coordinates, math.inf
     if left == math.inf:
         return 0.0
@@ -524,7 +531,7 @@ def _epsilon(claim: Claim, run: SampledRun | None, left: float) -> float:
 
 
 def _zcdp(claim: Claim, run: SampledRun | None, left: float) -> dict[str, float]:
-    """The rho and the delta0 of approximate zCDP, against an adversary who knows all draws."""
+    """Returns rho and delta0 of approximate zCDP, against an adversary who knows all draws."""
     if left == math.inf:
         return {"rho": 0.0, "zcdp_delta": 0.0}
     norm, disjoint = (1.0, 1) if run is None else (run.norm_of_all, run.disjoint_participations)

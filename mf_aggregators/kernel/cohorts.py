@@ -1,4 +1,4 @@
-"""The clients that each scheme draws from a seed: the sampler of a run, and its random numbers."""
+"""Draws the clients of each round, for every sampling scheme, from a seed."""
 
 import dataclasses
 import functools
@@ -10,25 +10,26 @@ from mf_aggregators.kernel import losses, numbers
 from mf_aggregators.kernel.draws import generator_of
 from mf_aggregators.kernel.numbers import IntArray
 
-# The first coordinate of a sampler's streams, and the second ones: of the order of clients in
-# groups, the batch of a round, the shuffle of a pass over a group, the first waits of timers, coins
-# of a round, bins of clients, cuts of batches, and rounds of clients in a cycle.
+# The first coordinate of all random streams of a sampler, and the second coordinates of the single
+# streams: the order of clients in groups, the batch of a round, the shuffle of a pass over a group,
+# the first waits of timers, the coins of a round, the bins of clients, the truncation of batches,
+# and the rounds of clients in a cycle.
 BATCHES = 3
 _PARTITION, _ROUND, _PASS, _FIRST_WAITS, _JOINS, _BINS, _CUT, _ALLOCATION = range(8)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Cohorts:
-    """The clients that a scheme draws from a seed, in all rounds of a run.
+    """The clients that a sampling scheme draws from a seed, in all rounds of a run.
 
-    The coins have the probabilities that the epsilon is computed of: both follow from the same
-    integers. All draws are functions of (draws, seed, round) alone, the same since version 1.0, so
-    that a run that is resumed draws the clients of the uninterrupted run.
+    The coins have the probabilities that epsilon is computed from, because both follow from the
+    same integers. All draws are functions of (draws, seed, round) alone, the same since version
+    1.0, so that a run that is resumed draws the clients of the uninterrupted run.
 
     Attributes:
       draws: How clients are drawn.
-      seed: What they are drawn from, at least 0; as secret as the seed of the noise, and of one run
-        alone.
+      seed: The seed of all draws, at least 0; as secret as the seed of the noise, and of one run
+          alone.
 
     Raises:
       TypeError: If the draws are of another class than the kernel's.
@@ -44,7 +45,7 @@ class Cohorts:
 
     @functools.cached_property
     def _order(self) -> IntArray:
-        """The order of all clients that groups are slices of."""
+        """The random order of all clients whose slices are the groups."""
         order: IntArray = np.arange(self.draws.population)
         if isinstance(self.draws, losses.InGroups):
             order = generator_of(self.seed, BATCHES, _PARTITION).permutation(len(order))
@@ -53,7 +54,7 @@ class Cohorts:
 
     @functools.cached_property
     def _secret_rounds(self) -> list[tuple[IntArray, int]]:
-        """Who joins in each round, and how many might, of clients who draw for themselves."""
+        """For clients who draw for themselves: who joins in each round, and how many might have."""
         draws = self.draws
         if isinstance(draws, losses.MinSeparation):
             return _under_timers(draws, self.seed)
@@ -62,7 +63,7 @@ class Cohorts:
         return [(np.flatnonzero(drawn == i), most) for i in range(draws.distance)]
 
     def draw(self, round_index: int) -> IntArray:
-        """Draws the batch of a round.
+        """Draws the batch of a round: the clients who take part in it.
 
         Args:
           round_index: The round, from 0.
@@ -95,7 +96,7 @@ class Cohorts:
         return np.sort(_batch(self.draws, group, self.seed, round_index)), len(group)
 
     def group_of_round(self, round_index: int) -> IntArray:
-        """Returns the group of the population that a round draws from; all without groups.
+        """Returns the group of clients that a round draws from; all clients if there are no groups.
 
         Args:
           round_index: The round, from 0.
@@ -115,7 +116,7 @@ class Cohorts:
 
 
 def _batch(draws: losses.Groups, group: IntArray, seed: int, round_index: int) -> Any:
-    """The clients of a group that a round draws, in any order."""
+    """Returns the clients of a group that a round draws, in any order."""
     turn, number = divmod(round_index, draws.num_bands)
     size = draws.clients_per_round
     if isinstance(draws, losses.Shuffling | losses.RandomAllocation):
@@ -130,7 +131,8 @@ def _batch(draws: losses.Groups, group: IntArray, seed: int, round_index: int) -
     if isinstance(draws, losses.FixedSize):
         return generator.choice(group, size, replace=False, shuffle=False)
     assert isinstance(draws, losses.Poisson | losses.TruncatedPoisson), draws
-    # A random number has 53 bits: the probability is q to within 2^-53.
+    # A random number is a multiple of 2^-53, so that the probability of joining is q to within
+    # 2^-53.
     came = group[generator.random(len(group)) < draws.sampling_probability]
     if isinstance(draws, losses.TruncatedPoisson) and len(came) > draws.largest_batch:
         cut = generator_of(seed, BATCHES, _CUT, round_index)
@@ -139,7 +141,7 @@ def _batch(draws: losses.Groups, group: IntArray, seed: int, round_index: int) -
 
 
 def _under_timers(draws: losses.MinSeparation, seed: int) -> list[tuple[IntArray, int]]:
-    """Who joins in each round, and how many were free to: timers are played from round 0 on."""
+    """Returns the clients who join in each round, and how many timers allowed it."""
     p = draws.joining_probability
     free_at_first = 1.0 / (1.0 + (draws.separation - 1) * p)
     waits = np.full(draws.separation, p * free_at_first)
@@ -149,7 +151,8 @@ def _under_timers(draws: losses.MinSeparation, seed: int) -> list[tuple[IntArray
     cohorts: list[tuple[IntArray, int]] = []
     for index in range(draws.num_rounds):
         free = np.flatnonzero(free_from <= index)
-        # A random number has 53 bits: the probability is p to within 2^-53.
+        # A random number is a multiple of 2^-53, so that the probability of joining is p to within
+        # 2^-53.
         coins = generator_of(seed, BATCHES, _JOINS, index).random(len(free))
         joined = free[coins < p]
         free_from[joined] = index + draws.separation

@@ -22,11 +22,13 @@ from dp_accounting.pld.common import DifferentialPrivacyParameters
 from mf_aggregators.kernel import losses, numbers, sensitivity
 from mf_aggregators.kernel.losses import SampledRun
 
-# The rounding error of dp-accounting's connected dots: relative to delta, times the interval.
+# The rounding error of dp-accounting's connect-the-dots method, as a share of delta times the
+# interval.
 _ROUNDING_OF_DOTS = 1e-15
-# Losses are multiples of it: that of dp-accounting's accountants.
+# Privacy losses are multiples of this number, the default of dp-accounting's accountants.
 INTERVAL = 1e-4
-# A pair with a larger epsilon has millions of losses, and promises nothing that is worth stating.
+# The largest epsilon of an (epsilon, delta) pair that is composed: a larger one has millions of
+# losses, and no guarantee worth stating follows from it.
 _LARGEST_EPSILON_OF_PAIR = 100.0
 
 _WITH_NOISE = (dp_events.GaussianDpEvent, dp_events.LaplaceDpEvent)
@@ -42,7 +44,8 @@ class SampledRunDpEvent(dp_events.GaussianDpEvent):  # type: ignore[misc]
     run. :func:`composed_epsilon` uses the run itself.
 
     Attributes:
-      noise_multiplier: Of all participations of a client, against whoever knows their rounds.
+      noise_multiplier: The noise multiplier of all participations of a client, against an adversary
+      who knows their rounds.
       run: The run; None for nothing but the Gaussian mechanism.
     """
 
@@ -53,12 +56,13 @@ class SampledRunDpEvent(dp_events.GaussianDpEvent):  # type: ignore[misc]
 @final
 @dataclasses.dataclass(frozen=True)
 class EpsilonDeltaDpEvent(dp_events.DpEvent):  # type: ignore[misc]
-    """A mechanism of which nothing is known but that it is (epsilon, delta)-DP.
+    """A mechanism of which only one pair is known: that it is (epsilon, delta)-DP.
 
-    Use it when another program, of which only a pair is known, saw the same clients.
+    Use it when another program, of which only such a pair is known, saw the same clients.
 
-    Neighbours differ in one client that is zeroed, added or removed, in both directions. Its losses
-    dominate every such mechanism (Kairouz, Oh and Viswanath, 2015, Thm 3.3).
+    Neighbours differ in one client that is zeroed, added or removed, in both directions. The losses
+    of this event dominate those of every (epsilon, delta)-DP mechanism (Kairouz, Oh and Viswanath,
+    2015, Thm 3.3).
 
     Attributes:
       epsilon: At most 100.
@@ -87,8 +91,8 @@ class EpsilonDeltaDpEvent(dp_events.DpEvent):  # type: ignore[misc]
             raise ValueError(f"epsilon is composed up to {most:g}, found {found:g}.")
 
 
-# A mechanism, how often it is composed, and the runs that draw noise for it: fewer if it is one of
-# several rounds.
+# A mechanism, the number of times that it is composed, and the number of runs that draw noise for
+# it, which is smaller if the mechanism is one of several rounds of a run.
 _Part: TypeAlias = tuple[Any, int, int]
 
 
@@ -103,9 +107,9 @@ def composed_epsilon(
 
     Use it when the same clients were in several runs.
 
-    It holds if what is composed is true of each run, and if runs draw noise and clients
-    independently: two samplers with one seed draw the same clients, and their runs together tell
-    more than is returned.
+    The epsilon holds if each event is true of its run, and if runs draw noise and clients
+    independently: two samplers with one seed draw the same clients, and their runs together reveal
+    more than the returned epsilon says.
 
     Args:
       events: What ``Mechanism.event`` and ``accounting.event`` returned, pairs of epsilon and
@@ -134,7 +138,7 @@ def composed_epsilon(
     runs = [(event.run, count) for event, count, _ in parts if hasattr(event, "run")]
     compositions = sum(count for _, count, _ in parts)
     compositions += sum(count * (run.draws.most_participations - 1) for run, count in runs)
-    # Before losses are composed, which takes long for little noise.
+    # This check comes before losses are composed, because little noise makes composing slow.
     smallest = min((_noise_of(event) for event, *_ in parts), default=1.0)
     num_numbers = max(sum(num_runs for *_, num_runs in parts), 1) * coordinates
     delta = sensitivity.delta_left(delta, min(smallest, 1.0), num_numbers, compositions)
@@ -143,7 +147,8 @@ def composed_epsilon(
     if runs and all(run.noise_multiplier > 0.0 for run, _ in runs):
         amplified = {run for run, _ in runs if run.composes_amplified}
         found = _composed(parts, {run: run.losses(INTERVAL) for run in amplified}, delta)
-        # The unamplified composition has at least the epsilon of these runs alone.
+        # If the sampled runs alone, without amplification, have at least this epsilon, the
+        # composition of all events without amplification cannot have a smaller one.
         squares = sum(count * run.noise_multiplier**-2 for run, count in runs)
         if squares > 0.0 and found <= sensitivity.exact_epsilon(squares**-0.5, delta):
             return found
@@ -151,7 +156,7 @@ def composed_epsilon(
 
 
 def _composed(parts: list[_Part], amplified: Mapping[Any, Any], delta: float) -> float:
-    """The epsilon of all parts; runs without losses here are Gaussian mechanisms."""
+    """Returns the epsilon of all parts; a run without given losses is a Gaussian mechanism."""
     accountant = pld_privacy_accountant.PLDAccountant(value_discretization_interval=INTERVAL)
     for event, count, _ in parts:
         known = amplified.get(getattr(event, "run", None))
@@ -168,14 +173,14 @@ def _composed(parts: list[_Part], amplified: Mapping[Any, Any], delta: float) ->
 
 
 def _parts(event: Any, count: int, num_runs: int) -> Iterator[_Part]:
-    """The parts of an event that is composed ``count`` times, in ``num_runs`` runs."""
+    """Yields the parts of an event that is composed ``count`` times, in ``num_runs`` runs."""
     if isinstance(event, dp_events.ComposedDpEvent):
         for each in event.events:
             yield from _parts(each, count, num_runs)
     elif isinstance(event, dp_events.SelfComposedDpEvent):
         of_event = f"the count of a {type(event).__name__}"
         times = numbers.positive_integer(event.count, of_event)
-        # The rounds of a sampled run are composed in one run.
+        # All rounds of a Poisson-sampled mechanism belong to one run.
         is_run = isinstance(event.event, dp_events.PoissonSampledDpEvent)
         yield from _parts(event.event, count * times, num_runs if is_run else num_runs * times)
     else:
@@ -183,7 +188,7 @@ def _parts(event: Any, count: int, num_runs: int) -> Iterator[_Part]:
 
 
 def _checked(event: Any) -> Any:
-    """A mechanism made anew of numbers, with no more noise than dp-accounting's arithmetic bears.
+    """Returns the mechanism made anew, with no more noise than dp-accounting can compute with.
 
     Raises:
       ValueError: If it is of another class, or a number is out of its range.
@@ -192,7 +197,7 @@ def _checked(event: Any) -> Any:
     if kind is SampledRunDpEvent and event.run is None:
         kind = dp_events.GaussianDpEvent
     elif kind is SampledRunDpEvent and type(event.run) is SampledRun:
-        # The noise multiplier beside the run is not used.
+        # The event's own noise multiplier is ignored: the run determines it.
         run = dataclasses.replace(event.run)
         largest = sensitivity.LARGEST_NOISE_MULTIPLIER_ACCOUNTED
         return SampledRunDpEvent(min(run.noise_multiplier, largest), run)
@@ -216,7 +221,7 @@ def _checked(event: Any) -> Any:
 
 
 def _noise_of(event: Any) -> float:
-    """The noise multiplier of the largest shift of one row; infinity if nothing is drawn."""
+    """Returns the noise multiplier of the largest shift of one row; infinity without noise."""
     if hasattr(event, "run"):
         return event.run.part_noise_multiplier or math.inf
     inner = event.event if isinstance(event, dp_events.PoissonSampledDpEvent) else event
