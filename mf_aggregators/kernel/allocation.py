@@ -160,7 +160,7 @@ def _losses_of_cycle(
 
 
 def _log_normal(sigma: float, rounds: int, step: float) -> _Grid:
-    """The distribution of exp((y - 1/2) / s^2) / t for y from N(0, s^2), whose mean is 1 / t."""
+    """The distribution of exp((y - 1/2) / s^2) / t, of mean 1 / t, for y from N(0, s^2)."""
     deviation, shift = 1.0 / sigma, math.log(rounds)
     center, shifted = -0.5 / sigma**2 - shift, 0.5 / sigma**2 - shift
     first = math.floor((center - _DEVIATIONS * deviation) / step)
@@ -219,7 +219,7 @@ def _sum(one: _Grid, other: _Grid) -> _Grid:
 
 
 def _add_pairs(masses: FloatArray, first: int, larger: _Grid, smaller: _Grid, nearest: int) -> None:
-    """Adds the sums of pairs of points whose places differ by ``nearest`` steps or more.
+    """Adds the sums of pairs of points that are ``nearest`` or more steps of the grid apart.
 
     All d of a range [d0, d1] have the same jump j. Let M be the mass of the smaller points, and T
     the sum of their masses times their points, over the larger point. Of the mass M,

@@ -254,7 +254,7 @@ class DominatingPair:
 
     @property
     def orders(self) -> list[int]:
-        """The Renyi orders from 1 on whose tables are small enough."""
+        """The Renyi orders from 1 on that have small enough tables."""
         separation, entries = self.rounds.separation, len(self.columns) + 1
 
         def fits(order: int) -> bool:

@@ -458,7 +458,7 @@ def check(claim: Claim) -> Guarantee:
 
 
 def _proved(claim: Claim, bound: Sensitivity, run: SampledRun | None) -> Guarantee:
-    """Proves a claim whose sensitivity is bounded already, or raises NotProved."""
+    """Proves a claim from a known bound of its sensitivity, or raises NotProved."""
     taking_part = claim.taking_part
     # If a client never takes part, the released sums do not depend on it.
     multiplier = claim.sigma / bound.value if bound.value else math.inf
@@ -501,7 +501,7 @@ def _bound_of_draws(
         # A certificate is for all rounds. The epsilon of fewer rounds is computed from the same C.
         num_rounds = draws.num_rounds
     bound = sensitivity.of_rows(rows, num_rounds, Schema(1, 1))
-    # Neither the entries of a column of C nor the roundings of a row reach more rows than this.
+    # The entries of a column of C, and the roundings of a row, reach at most this number of rows.
     reach = min(rows.reach, num_rounds)
     if reach > draws.num_bands:
         most = f"at most {draws.num_bands} (BandMF Thm 4)"

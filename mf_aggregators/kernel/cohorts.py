@@ -45,7 +45,7 @@ class Cohorts:
 
     @functools.cached_property
     def _order(self) -> IntArray:
-        """The random order of all clients whose slices are the groups."""
+        """All clients in a random order, of which the groups are slices."""
         order: IntArray = np.arange(self.draws.population)
         if isinstance(self.draws, losses.InGroups):
             order = generator_of(self.seed, BATCHES, _PARTITION).permutation(len(order))
