@@ -113,76 +113,80 @@ from mf_aggregators.kernel.numbers import IntArray, ReleaseError
 
 COLUMN_BITS = 16
 _FRACTION_BITS = 32 - COLUMN_BITS
-# Each of X1, X2, X3 counts in steps of 2^10 of the one before. A standard deviation of two such
-# steps makes the sums of step 2 smooth, and the table ends at 16 standard deviations.
+# Z = X1 + 2^10 X2 + 2^20 X3. The standard deviation of the X is two such factors, 2^11, which makes
+# sums of multiples of 2^10 smooth; the table of the X ends at 16 standard deviations.
 STEP_BITS = 10
 _SIGMA_OF_TABLE = Fraction(2 * 2**STEP_BITS)
-# Further words of a threshold: enough that even the last column's probability, 2^-197, has a
-# relative error below 2^-100.
+# The number of 32-bit words by which a threshold of the table is extended for ties: enough that
+# even the last column's probability, 2^-197, has a relative error below 2^-100.
 TIE_WORDS = 9
-# How far a contribution may move one coordinate, in standard deviations.
+# The largest shift of one coordinate by a client, in standard deviations, that the proof covers.
 LARGEST_SHIFT = 5.0
 _END = 2 ** (COLUMN_BITS - 1)
 _RADIX = 2**STEP_BITS
 # The largest |Z| that can be drawn.
 LARGEST = _END * (1 + _RADIX + _RADIX**2)
-# The largest |z| at which the distribution is proved to be that of a rounded normal.
+# The largest |z| at which the distribution of Z is proved to be that of a rounded normal number.
 COVERED = _END * _RADIX**2 - _END * (1 + _RADIX) - 1
 _VARIANCE = _SIGMA_OF_TABLE**2 * (1 + _RADIX**2 + _RADIX**4)
-# The standard deviation of the real normal number that Z is the rounding of, rounded down.
+# The standard deviation, rounded down, of a real normal number that, rounded to an integer, has the
+# distribution of Z but for the failure probability.
 STANDARD_DEVIATION = math.nextafter(math.sqrt(_VARIANCE - Fraction(1, 12)), 0.0)
-# More than the rounding of the floating-point numbers in the bound.
+# A factor that exceeds all floating-point errors in the failure probability below.
 _SLACK = 1.0 + 1e-6
 _GUARD_BITS = 64
-# Which rows of noise a seed gives: a run must not go on with rows of another format. Version 0.5.0
-# had 1, version 1.0.0 had 3, and version 2.0.0 had 4.
+# The version of the function from a seed to rows of noise: a run must not continue with rows of
+# another version. Release 0.5.0 had 1, release 1.0.0 had 3, and release 2.0.0 had 4.
 NOISE_FORMAT = 5
-# The step of Z's integers where the standard deviation is one; rounded up, for no less noise.
+# The real number that one integer step of Z stands for if the standard deviation is one; rounded
+# up, so that there is no less noise than stated.
 STEP = math.nextafter(1.0 / STANDARD_DEVIATION, 1.0)
-# X1, X2 and X3.
+# Each coordinate takes three random words: one each for X1, X2 and X3.
 WORDS_PER_COORDINATE = 3
-# The first block with words for ties of tile 0, and the number of such blocks of each tile, which
-# is enough if everything ties.
+# The first block of random words for the ties of tile 0, and the number of such blocks for each
+# tile, which suffices even if every coordinate ties.
 FIRST_TIE_BLOCK = 2**60
 TIE_BLOCKS_PER_TILE = 2**17
 _COORDINATE_LIMIT = 2**56
-# Coordinates of a tile: a power of two, since a tile's halves start at even integers. The
-# temporaries of so many stay near a processor's cache.
+# The number of coordinates of a tile: a power of two, so that every tile begins with a block of
+# random words, and small enough that temporary arrays stay near a processor's cache.
 TILE = 2**16
 WORDS_PER_BLOCK = 16
-# Rows are counters of 63 bits. Counters of blocks have 61, and a row has fewer blocks.
+# Row numbers have 63 bits. Block numbers have 61 bits, and every row has fewer blocks than that.
 _ROW_LIMIT = 2**63
 _LOW_32_BITS = 0xFFFFFFFF
 # "expand 16-byte k" as four little-endian integers: the beginning of the cipher's state for keys
 # of 128 bits.
 _CHACHA_CONSTANTS = (0x61707865, 0x3120646E, 0x79622D36, 0x6B206574)
 _DOUBLE_ROUNDS = 10
-# A vector with fewer coordinates is not worth threads.
+# Vectors with fewer coordinates than this are computed on one thread.
 _FEWEST_FOR_THREADS = 2**17
-# With at least so many tiles, one of each row is compared with a function of others.
+# With at least this number of tiles, one tile of each row that an engine's function draws is
+# compared with the kernel's own.
 _FEW_TILES = 16
-# The temporaries of these entries of an update stay in a processor's cache.
+# The number of entries of a piece of an update: its temporary arrays stay in a processor's cache.
 _ENTRIES_AT_ONCE = 2**14
-# Pieces of a vector are given to threads in this many runs at most.
+# The most tasks into which the pieces of a vector are divided for threads.
 _RUNS = 16
 _Piece = TypeVar("_Piece")
 _Value = TypeVar("_Value")
 FillTile: TypeAlias = Callable[[IntArray, int, int, IntArray], None]
-# The places of the four words of a row of the cipher's state, after 0 to 3 turns.
+# The indices of the four words in each row of ChaCha20's state after a rotation by 0 to 3 places.
 _TURNED = [[(word + turn) % 4 for word in range(4)] for turn in range(4)]
 
 
 @dataclasses.dataclass(frozen=True)
 class _AliasTable:
-    """The distribution of an integer, for drawing it from random words.
+    """An alias table: draws integers with given probabilities from random words.
 
     Attributes:
-      column_bits: The table has 2^column_bits columns, for values from -2^(column_bits - 1).
-      fraction_bits: How many bits of a first word are compared with thresholds. All words have
-        column_bits + fraction_bits bits.
+      column_bits: The table has 2^column_bits columns, for the integers from -2^(column_bits - 1)
+      on.
+      fraction_bits: The number of bits of a first word that are compared with thresholds. All words
+      have column_bits + fraction_bits bits.
       packed: (columns,) uint32: ``threshold << column_bits | alias`` with the first bits of the
-        threshold; a column that is its own alias is always chosen.
-      further: (columns, tie_words) uint32: the further words of thresholds.
+      threshold; a column that is its own alias is always chosen.
+      further: (columns, tie_words) uint32: the further words of thresholds, which decide ties.
     """
 
     column_bits: int
@@ -191,12 +195,12 @@ class _AliasTable:
     further: IntArray
 
     def draw(self, words: IntArray, tie_words: Callable[[int], IntArray]) -> IntArray:
-        """Returns integers as a function of words.
+        """Returns integers of the table's distribution, as a function of random words.
 
         Args:
-          words: An array of uint32.
-          tie_words: Takes the number of ties and returns (ties, tie_words) uint32, for ties in
-            the order of the array.
+          words: An array of uint32, one for each integer.
+          tie_words: Takes the number of ties and returns (ties, tie_words) uint32, for ties in the
+          order of the array.
 
         Returns:
           int64 values, an array of the same shape.
@@ -209,24 +213,26 @@ class _AliasTable:
         tied = np.nonzero(fractions == thresholds)
         if len(tied[0]):
             further = self.further[columns[tied]].tolist()
-            # Lists compare as numbers with the largest digit first.
+            # Lists compare from their first elements on, as numbers do from their largest digit on.
             kept[tied] = [*map(operator.lt, tie_words(len(further)).tolist(), further)]
         chosen = np.where(kept, columns, entries & mask)
         return np.asarray(chosen.astype(np.int64) - 2 ** (self.column_bits - 1))
 
 
 def _integer_weights(sigma: Fraction, column_bits: int, total_bits: int) -> list[int]:
-    """Returns weights of D(sigma) that sum to 2^total_bits exactly, by largest remainders.
+    """Returns integer weights of D(sigma) with the sum 2^total_bits, by largest remainders.
 
     Args:
       sigma: The standard deviation; rational, so that tables are the same everywhere.
-      column_bits: For the values from -2^(column_bits - 1) to 2^(column_bits - 1) - 1.
-      total_bits: Their sum is 2^total_bits.
+      column_bits: The weights are for the integers from -2^(column_bits - 1) to 2^(column_bits - 1)
+      - 1.
+      total_bits: The weights add up to 2^total_bits.
 
     Returns:
-      A list of 2^column_bits integers, within one of the exact numbers.
+      A list of 2^column_bits integers, each within one of the exact real weight.
     """
-    # Errors of the fixed-point numbers below add up to at most (number of steps)^2 units.
+    # Errors of the fixed-point numbers below add up to at most (number of steps)^2 units, which the
+    # guard bits absorb.
     bits = total_bits + 2 * column_bits + _GUARD_BITS
     half = 2 ** (column_bits - 1)
     with decimal.localcontext() as context:
@@ -234,7 +240,7 @@ def _integer_weights(sigma: Fraction, column_bits: int, total_bits: int) -> list
         exponent = decimal.Decimal(sigma.denominator**2) / decimal.Decimal(2 * sigma.numerator**2)
         ratio = int((-exponent).exp() * 2**bits)
         factor = int((-2 * exponent).exp() * 2**bits)
-    # exp(-k^2 x) is the product of exp(-(2 j - 1) x), j = 1, ..., k.
+    # The loop uses that exp(-k^2 x) is the product of exp(-(2 j - 1) x) over j = 1, ..., k.
     falling = [2**bits]
     for _ in range(half):
         falling.append(falling[-1] * ratio >> bits)
@@ -253,18 +259,19 @@ def _integer_weights(sigma: Fraction, column_bits: int, total_bits: int) -> list
 def _alias_table(
     sigma: Fraction, column_bits: int, fraction_bits: int, tie_words: int
 ) -> _AliasTable:
-    """Returns the table of D(sigma). Its distribution is that of its integer weights exactly.
+    """Returns the alias table of D(sigma), which draws with its integer weights exactly.
 
     Args:
       sigma: The standard deviation.
       column_bits: The table has 2^column_bits columns.
       fraction_bits: How many bits of a first word are compared with thresholds.
-      tie_words: How many further words a threshold has, of column_bits + fraction_bits bits each.
-        Weights are multiples of 2^-((1 + tie_words) (column_bits + fraction_bits)).
+      tie_words: The number of further words of a threshold, of column_bits + fraction_bits bits
+          each. Weights are multiples of 2^-((1 + tie_words) (column_bits + fraction_bits)).
     """
     word_bits = column_bits + fraction_bits
     threshold_bits = fraction_bits + tie_words * word_bits
-    # A column holds 2^threshold_bits units: its own below the threshold, its alias's above.
+    # Each column holds 2^threshold_bits units: those below its threshold stand for the column's
+    # integer, and those above it for the integer of its alias.
     room = 2**threshold_bits
     thresholds = _integer_weights(sigma, column_bits, column_bits + threshold_bits)
     aliases = list(range(len(thresholds)))
@@ -278,7 +285,7 @@ def _alias_table(
             rich.pop()
             if thresholds[donor] < room:
                 poor.append(donor)
-    # A full column is its own alias, so that its threshold does not matter.
+    # A full column is its own alias, so the value of its threshold does not matter.
     shifts, mask = range(tie_words * word_bits, -1, -word_bits), 2**word_bits - 1
     digits = [[threshold >> shift & mask for shift in shifts] for threshold in thresholds]
     words = np.array(digits, np.uint32)
@@ -291,15 +298,15 @@ def _alias_table(
 
 @functools.cache
 def table() -> _AliasTable:
-    """Returns the table of X1, X2 and X3: 3 MB that take about a quarter of a second."""
+    """Returns the alias table of X1, X2 and X3: 3 MB, computed in about a quarter of a second."""
     return _alias_table(_SIGMA_OF_TABLE, COLUMN_BITS, _FRACTION_BITS, TIE_WORDS)
 
 
 def _from_words(words: IntArray, tie_words: Callable[[int], IntArray]) -> IntArray:
-    """Returns Z as a function of random words.
+    """Returns Z = X1 + 2^10 X2 + 2^20 X3 as a function of random words.
 
     Args:
-      words: (count, 3) uint32: for X1, X2 and X3 of each coordinate.
+      words: (count, 3) uint32: the words for X1, X2 and X3 of each coordinate.
       tie_words: Takes the number of ties and returns (ties, TIE_WORDS) uint32, independent of
         ``words`` and of each other, for ties in the order of coordinates, and of X1, X2 and X3 in
         a coordinate. It is called at most once.
@@ -311,12 +318,12 @@ def _from_words(words: IntArray, tie_words: Callable[[int], IntArray]) -> IntArr
     return np.asarray(drawn[:, 0] + (drawn[:, 1] << STEP_BITS) + (drawn[:, 2] << 2 * STEP_BITS))
 
 
-# The eta of the module's docstring, rounded up: tests compute it from the table's sizes.
+# The eta of the module's docstring, rounded up; a test computes it again from the table's sizes.
 _RELATIVE_DEFICIT = 4.1013809848254414e-34
-# The delta that each drawn number adds if Z is accounted for as normal numbers of
-# STANDARD_DEVIATION, moved by at most LARGEST_SHIFT of them. The second term counts twice: in
-# E_P[r], where noise moved by a contribution is beyond COVERED, and in the total variation, where
-# noise itself is.
+# The delta that is added for each drawn number if Z is accounted for as a normal number with
+# standard deviation STANDARD_DEVIATION that a client shifts by at most LARGEST_SHIFT standard
+# deviations. The second term is counted twice: in E_P[r], where shifted noise is beyond COVERED,
+# and in the total variation, where noise itself is.
 FAILURE_PER_NUMBER = 2.0 * _RELATIVE_DEFICIT + 2.0 * math.erfc(
     (COVERED / STANDARD_DEVIATION - LARGEST_SHIFT) / math.sqrt(2.0) / _SLACK
 )
@@ -333,14 +340,14 @@ def fresh_seed() -> tuple[IntArray, IntArray]:
 
 
 def generator_of(seed: int, *coordinates: int) -> np.random.Generator:
-    """Returns a random generator that is a function of a seed and coordinates alone.
+    """Returns a random generator that is a function of a seed and of integer coordinates alone.
 
     Args:
       seed: Any non-negative integer.
       *coordinates: Non-negative integers: a ``random_streams.Stream`` and at least one more, or,
         for a cohort, the round alone.
 
-    Returns:
+    The generator; different coordinates give independent generators.
       The generator; other coordinates give independent ones.
     """
     sequence = np.random.SeedSequence(entropy=seed, spawn_key=coordinates)
@@ -348,13 +355,13 @@ def generator_of(seed: int, *coordinates: int) -> np.random.Generator:
 
 
 def _random_blocks(seed: IntArray, row: int, first_block: int, count: int) -> IntArray:
-    """Returns consecutive blocks of a row.
+    """Returns consecutive blocks of 16 random words that belong to a row of Z.
 
     Args:
       seed: (2,) int64: the stream's secret.
-      row: From 0 to 2^63 - 1.
-      first_block: From 0.
-      count: How many blocks; the last one is below 2^61.
+      row: The row, from 0 to 2^63 - 1.
+      first_block: The first block, from 0.
+      count: The number of blocks; the last block is below 2^61.
 
     Returns:
       (count, 16) uint32. Arguments are not checked: ``integers`` does that.
@@ -370,7 +377,7 @@ def _random_blocks(seed: IntArray, row: int, first_block: int, count: int) -> In
 
 
 def checked_seed(seed: IntArray) -> IntArray:
-    """Returns a seed, or raises ValueError unless it is a (2,) int64 array."""
+    """Returns the seed as an array, or raises ValueError unless it is a (2,) int64 array."""
     array = np.asarray(seed)
     if array.shape != (2,) or array.dtype != np.int64:
         found = f"{array.dtype} of shape {array.shape}"
@@ -379,10 +386,11 @@ def checked_seed(seed: IntArray) -> IntArray:
 
 
 def _chacha20(state: IntArray) -> IntArray:
-    """The ChaCha20 block function (RFC 8439, Sec. 2.3) of (16, count) uint32 states."""
+    """Computes the ChaCha20 block function (RFC 8439) of (16, count) uint32 states."""
     a, b, c, d = state.copy().reshape(4, 4, -1)
     for _ in range(_DOUBLE_ROUNDS):
-        # Columns, and then diagonals, which stand in columns once rows are turned.
+        # A column round, then a diagonal round: rotating the rows of the state turns its diagonals
+        # into columns.
         for turns in ((1, 2, 3), (3, 2, 1)):
             steps = (a, b, d, 16), (c, d, b, 12), (a, b, d, 8), (c, d, b, 7)
             for into, of, mixed, distance in steps:
@@ -397,16 +405,18 @@ def _chacha20(state: IntArray) -> IntArray:
 
 @dataclasses.dataclass(frozen=True)
 class Engine:
-    """Threads and a function of others that compute numbers in less time. No bit depends on it.
+    """Faster ways to compute: threads and compiled functions. The result is the same, bit for bit.
 
     Attributes:
-      pool: The threads; None for the caller's alone.
-      fill_tile: Takes a seed, a row, a tile and (TILE,) int64 that it fills with the numbers of
-        ``integers``; None for the kernel's own. It is not believed: ``integers`` compares.
-      squares: As ``integers._squares``, which it is in the place of; None for that one.
-      to_grid: As ``integers._to_grid``. Neither is believed: the kernel adds up the squares of what
-        they make of an update.
-    """
+      pool: The threads; None to compute on the caller's thread alone.
+      fill_tile: Takes a seed, a row, a tile and a (TILE,) int64 array, which it fills with the
+      numbers of ``integers``; None for the kernel's own function. ``integers`` compares one tile
+      with it.
+      squares: A function that replaces ``integers._squares``; None for the kernel's own.
+      to_grid: A function that replaces ``integers._to_grid``; None for the kernel's own. If
+      ``squares`` or ``to_grid`` is wrong, the clip norm still holds: the kernel adds up the squares
+      of the integers that they make.
+      """
 
     pool: concurrent.futures.Executor | None = None
     fill_tile: FillTile | None = None
@@ -416,11 +426,11 @@ class Engine:
     def over(
         self, function: Callable[[_Piece], _Value], pieces: Sequence[_Piece]
     ) -> Sequence[_Value]:
-        """Returns the values of a function for pieces of a vector, in order.
+        """Applies a function to pieces of a vector, on the engine's threads if there are any.
 
         Args:
-          function: Its calls must not depend on one another.
-          pieces: What it is called with.
+          function: The function; its calls must not depend on one another.
+          pieces: The arguments of the calls.
         """
         if self.pool is None:
             return [*map(function, pieces)]
@@ -431,8 +441,9 @@ class Engine:
 
     @staticmethod
     def pieces(arrays: Sequence[Any]) -> list[Any]:
-        """Returns the flat pieces of arrays, in order: views, where the arrays are contiguous."""
-        # Other kinds of arrays, as masked ones, would leave out entries of sums and maxima.
+        """Returns the flat pieces of arrays in order, as views if the arrays are contiguous."""
+        # Masked arrays, as an example, would leave out entries of sums and maxima, so all become
+        # plain arrays.
         flats = [np.ravel(np.asarray(each)) for each in arrays]
         starts = [(flat, range(0, len(flat), _ENTRIES_AT_ONCE)) for flat in flats]
         return [flat[start : start + _ENTRIES_AT_ONCE] for flat, of in starts for start in of]
@@ -443,41 +454,42 @@ class Engine:
         """Yields an engine with a thread for each core that the process may use.
 
         Args:
-          size: The coordinates to compute. Few of them are computed on the caller's thread.
-          *functions: Those of others, in the order of the attributes.
+          size: The number of coordinates to compute; if it is small, no threads are used.
+          *functions: Compiled functions, in the order of the attributes.
         """
-        # Not every system says which cores a process may use.
+        # Some systems do not tell which cores a process may use: all cores count there.
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        # No thread begins before it has work.
+        # The executor starts a thread only when there is work for it.
         with concurrent.futures.ThreadPoolExecutor(cores) as pool:
             yield cls(pool if size >= _FEWEST_FOR_THREADS else None, *functions)
 
 
-# The caller's thread, and the kernel's functions.
+# The engine without threads and without compiled functions.
 PLAIN = Engine()
 
 
 def integers(
     seed: IntArray, row: int, first_coordinate: int, count: int, engine: Engine = PLAIN
 ) -> IntArray:
-    """Returns ``count`` coordinates of a row of Z, in steps.
+    """Returns ``count`` coordinates of a row of Z, as integers in steps of Z.
 
-    Which words decide a tie depends on the ties before it in its tile. So a range that begins
-    within a tile costs as much as one from the tile's first coordinate on.
+    The words that decide a tie depend on the earlier ties in its tile. So a range that begins
+    within a tile costs as much as a range from the tile's first coordinate on.
 
     Args:
       seed: (2,) int64: the stream's secret.
       row: The row of Z, from 0.
       first_coordinate: The first coordinate, from 0.
-      count: How many.
-      engine: How tiles are drawn. If a function of others draws whole tiles, one that nobody knows
-        before is compared with the kernel; where tiles are few, with a lower probability.
+      count: The number of coordinates.
+      engine: How tiles are drawn. If a compiled function draws whole tiles, one tile, chosen at
+      random, is compared with the kernel; if there are fewer than 16 tiles, with a probability of
+      the number of tiles over 16.
 
     Returns:
       (count,) int64: multiplied by ``STEP``, numbers of standard deviation one.
 
     Raises:
-      ReleaseError: If a function of others draws other numbers.
+      ReleaseError: If the compiled function draws other numbers than the kernel.
       ValueError: If a number is out of its range.
     """
     first_coordinate = numbers.integer_at_least(first_coordinate, 0, "first_coordinate")
@@ -505,7 +517,7 @@ def integers(
 
 
 def _of_tile(seed: IntArray, row: int, tile: int, count: int) -> IntArray:
-    """(count,) int64: the discrete Gaussian of the first coordinates of a tile."""
+    """Returns (count,) int64: the discrete Gaussian numbers of the first coordinates of a tile."""
 
     def tie_words(ties: int) -> IntArray:
         first, needed = FIRST_TIE_BLOCK + tile * TIE_BLOCKS_PER_TILE, ties * TIE_WORDS

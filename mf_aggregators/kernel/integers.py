@@ -1,4 +1,4 @@
-"""Clipped updates and rows of noise as integers, which no rounding of floats changes.
+"""Clipped updates and rows of noise as integers, free of floating-point errors.
 
 **Updates.** A sum of floats depends on its order and on each of its terms: taking one client out
 can move it by more than that client's norm. Here each update is rounded to a grid that no data
@@ -100,58 +100,64 @@ from mf_aggregators.kernel.draws import PLAIN, STEP, TILE, Engine
 from mf_aggregators.kernel.numbers import FloatArray, IntArray, RealArray
 from mf_aggregators.kernel.rows import Blocks, NoiseRecursion, strategy_of
 
-# The dtypes that noise is computed in, in the order of their segments.
+# The dtypes in which noise can be computed, in the order of their segments in a row.
 NOISE_DTYPES = ("float32", "float64")
-# The width of the integers of rows.
+# The number of bits of the integers in a row of noise.
 _ROW_BITS = 32
-# The temporaries of these coordinates of rows stay in a processor's cache.
+# The number of coordinates of rows that are computed at a time, so that temporary arrays stay in a
+# processor's cache.
 _COORDINATES_AT_ONCE = 2**13
-# Rows of Z that are combined at once.
+# The number of rows of Z that are combined in one matrix product.
 _ROWS_OF_Z_AT_ONCE = 64
-# Standard deviations that no number of a row exceeds.
+# The numbers of standard deviations of an entry of a row that its 32 bits have to hold: for a run,
+# and for a run that was extended.
 _SPREAD, _SPREAD_OF_EXTENSION = 20.0, 17.0
-# More than all errors of floats in the sizes of rows.
+# A factor that exceeds all floating-point errors in the bounds on sizes of rows.
 _SLACK_OF_SIZES = 1.0 + 1e-6
-# No noise is as coarse as this.
+# The largest c that is tried for the step 2^c of rows: no noise is as coarse as this.
 _LARGEST_SHIFT = 24
-# The most updates of a sum by default.
+# The default for the most updates that are added up in one sum.
 DEFAULT_LARGEST_COHORT = 1 << 22
-# The largest share of the noise that roundings may take.
+# The largest share of the noise that may be spent on covering roundings.
 _LARGEST_SHARE = 0.1
 # Unit roundoff of float64.
 _ROUNDOFF = 2.0**-53
 _SLACK_OF_FLOATS = 1.0 + 3e-8
 _SUM_BITS = 62
-# Larger than the roundings of the few operations that find the sigma of a standard deviation.
+# A factor that is smaller than one by more than the floating-point errors of
+# :meth:`Rounding.covered`, so that its result is rounded down.
 _ROUNDED_DOWN = 1.0 - 1e-14
-# The squares of an update's integers, of at most this many steps, add up within int64, and each of
-# them fits into int32.
+# The most quantization steps in a clip norm. With this number, the squares of an update's integers
+# add up within int64, and each integer fits into int32.
 STEPS_PER_CLIP_NORM = 1 << 30
-# Float64 squares and norms err by less, for any model that fits into a machine.
+# Upper bound on the relative errors of float64 squares and norms, for any model that fits into a
+# machine.
 MARGIN = 2.0**-30
-# Updates without a larger entry are zero: quotients of subnormal floats lose their digits, and
-# processors may take such floats for zero.
+# An update counts as zero if no entry is larger than this: quotients of subnormal floats lose
+# digits, and processors may take subnormal floats for zero.
 LEAST_UNIT = 1e-290
-# So that an update without a larger entry is zero: less is no clip norm.
+# The least clip norm: with it, an update with no entry above the number before becomes zero steps.
 LEAST_NORM = 1e-250
-# Integers that are added up in the open.
+# The number of bits of integers that are added up without a secure sum.
 _OPEN_BITS = 64
-# The integers below 2^51 are the bits of floats near this one, less its own.
+# Adding this float to a number below 2^51 rounds the number to an integer, which is the difference
+# of the bits of the sum and of this float.
 _ZERO_OF_INTEGERS = np.float64(1.5 * 2.0**52)
-# Squares of at most one add up below 2 to this power, and have as many binary digits as floats.
+# Squares of at most one, in fixed point, add up below 2 to the power of the first number; the
+# second number is the most binary digits of one square, as many as floats have.
 _BITS_OF_SQUARES, _MOST_BITS_OF_A_SQUARE = 62, 52
 
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-    """The tensors of one dtype, as a range of a row's coordinates.
+    """The tensors of one dtype, as a contiguous range of the coordinates of a row.
 
     Attributes:
       dtype: "float32" or "float64".
       first_tile: The tile at whose first coordinate the segment starts.
-      size: How many coordinates, at least 1.
-      positions: Which tensors of the row these are, in order; tensors without entries
-        included.
+      size: The number of coordinates, at least 1.
+      positions: The positions of the segment's tensors among the tensors of the row, in order;
+      tensors without entries included.
     """
 
     dtype: str
@@ -161,21 +167,21 @@ class Segment:
 
     @property
     def num_tiles(self) -> int:
-        """The number of tiles, the last of which may be shorter."""
+        """The number of tiles of the segment, the last of which may be shorter."""
         return -(-self.size // TILE)
 
     def row_of_z(self, seed: IntArray, row: int, engine: Engine = PLAIN) -> IntArray:
-        """Returns the (size,) entries of a row of Z, see ``draws.integers``."""
+        """Returns the segment's (size,) entries of a row of Z; see ``draws.integers``."""
         return draws.integers(seed, row, self.first_tile * TILE, self.size, engine)
 
 
 @dataclasses.dataclass(frozen=True)
 class RowLayout:
-    """The tensors of one row, in order.
+    """The shapes and dtypes of the tensors of one row of noise, in order.
 
     Attributes:
       shapes: The shape of each tensor.
-      dtypes: What noise for each tensor is computed in: "float32" or "float64".
+      dtypes: The dtype in which noise for each tensor is computed: "float32" or "float64".
     """
 
     shapes: tuple[tuple[int, ...], ...]
@@ -188,7 +194,7 @@ class RowLayout:
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """The row's segments, at most one for each dtype; those without entries are left out."""
+        """The row's segments in order, at most one for each dtype and none without entries."""
         found: list[Segment] = []
         first_tile = 0
         for dtype in NOISE_DTYPES:
@@ -201,11 +207,13 @@ class RowLayout:
 
     @property
     def size(self) -> int:
-        """The number of entries of a row; the gap before a segment does not count."""
+        """The number of entries of all tensors, without the gap before a segment."""
         return sum(math.prod(shape) for shape in self.shapes)
 
     def tensors(self, flats: Sequence[RealArray]) -> list[Any]:
-        """Returns all tensors of a row, those of segments without entries included.
+        """Splits the flat vectors of segments into all tensors of the row, in order.
+
+        Tensors without entries are included.
 
         Args:
           flats: The flat vector of each of ``segments``.
@@ -214,7 +222,7 @@ class RowLayout:
           One array for each of ``shapes``; views of the vectors where they have entries.
 
         Raises:
-          ValueError: If a vector has not its segment's size.
+          ValueError: If the size of a vector is not that of its segment.
         """
         found = [*map(np.empty, self.shapes, self.dtypes)]
         for segment, flat in zip(self.segments, flats, strict=True):
@@ -228,13 +236,13 @@ class RowLayout:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class IntegerRows:
-    """Rows of C^-1 Z as integers.
+    """The recursion for rows of C^-1 Z in integers, and bounds on the sizes of its numbers.
 
     Attributes:
       recursion: The mechanism's noising matrix.
-      shift: c: rows have steps of 2^c times those of Z.
-      largest_row: What bounds the numbers of a row, in steps of Z.
-      largest_vectors: (m,) float64: what bounds the state vectors, in steps of Z.
+      shift: c: the step of a row is 2^c times the step of Z.
+      largest_row: A bound on the numbers of a row, in steps of Z.
+      largest_vectors: (m,) float64: bounds on the numbers of the state vectors, in steps of Z.
     """
 
     recursion: NoiseRecursion
@@ -244,15 +252,16 @@ class IntegerRows:
 
     @classmethod
     def of(cls, recursion: NoiseRecursion, first: NoiseRecursion | None = None) -> "IntegerRows":
-        """Returns the rows of a noising matrix, in the finest steps that 32 bits are enough for.
+        """Returns the integer rows of a noising matrix, in the finest steps that 32 bits allow.
 
         Args:
           recursion: The mechanism's noising matrix.
-          first: That of the first horizon, whose rows are the first of ``recursion``, if the run
-            was extended: it goes on in the steps that it began with. None otherwise.
+          first: The noising matrix of the first horizon, with the same first rows as ``recursion``,
+              if the run was extended: it keeps the steps that it began with. None otherwise.
 
         Raises:
-          ValueError: If rows may be so large beside their row of Z that 32 bits do not hold them.
+          ValueError: If rows may be so much larger than their row of Z that 32 bits do not hold
+          them.
         """
         shifts, spread = [*range(1, _LARGEST_SHIFT + 1)], _SPREAD
         if first is not None:
@@ -260,7 +269,7 @@ class IntegerRows:
         norms, vectors = recursion.normalised.row_norms()
         row = float(np.max(norms))
         for shift in shifts:
-            # Roundings of z, w and y drive later rows as Z does, by a sum of absolute values.
+            # Roundings of z, w and y enter later rows as Z does, and add up in absolute value.
             rounding = (2.0**shift + 2.0) * math.sqrt(recursion.num_rounds)
             driven = _SLACK_OF_SIZES * (spread * draws.STANDARD_DEVIATION + rounding)
             if driven * row < 2.0 ** (_ROW_BITS - 1 + shift) - 2.0**shift:
@@ -270,51 +279,53 @@ class IntegerRows:
 
     @property
     def row_to_z(self) -> float:
-        """The factor that turns the numbers that rows follow from into steps of Z."""
+        """The factor from the units of the rows that a recursion uses to steps of Z."""
         return 1.0 if self.recursion.draws_earlier_rows_of_z else 2.0**self.shift
 
     @property
     def steps(self) -> FloatArray:
-        """(n,) float64: the step of each round's row, at unit variance of Z; some may be < 0."""
+        """(n,) float64: the step of each round's row for Z of variance 1; some may be negative."""
         return self.recursion.diagonal * (2.0**self.shift * STEP)
 
     def largest_rounding(self) -> float:
-        """Returns how many steps of Z roundings move a number of a row, as one client changes them.
+        """Returns by how many steps of Z one client may move a number of a row through roundings.
 
-        Rows may be made one by one or in blocks.
+        The bound holds for rows that are made one by one and for rows that are made in blocks.
         """
         every = (None, Blocks.of(self.recursion))
         error = float(np.max([Rounding.of(self, blocks).float_error for blocks in every]))
-        # A number has all earlier roundings that the row depends on, times entries of C1.
+        # A number of a row has all earlier roundings that the row depends on, each times an entry
+        # of C1.
         return _strategy_norms(self.recursion.normalised)[1] * (1.0 + 2.0 * error)
 
     def next_row(
         self, i: int, history: Sequence[RealArray], z: IntArray, engine: Engine = PLAIN
     ) -> tuple[IntArray, tuple[RealArray, ...]]:
-        """Returns the row of a round and the history after it; no argument changes.
+        """Computes the row of a round and the history after the round; no argument changes.
 
         Args:
           i: The round, from 0.
-          history: What an earlier call returned, here or of the rows that these continue: the
-            state vectors, and the rows of earlier rounds that this one needs, oldest first, each of
-            shape (size,). They are rows of Z if rows follow from those. Before the first round,
-            state vectors are zero.
-          z: (size,) int64: the round's row of Z, in its steps.
+          history: The history that the call for the round before returned, also for the shorter run
+              that this one extends: the state vectors, and then the rows of earlier rounds that
+              this round needs, oldest first, each of shape (size,). These are rows of Z if the
+              recursion uses earlier rows of Z. Before the first round, state vectors are zero.
+          z: (size,) int64: the round's row of Z, in steps of Z.
           engine: How the row is computed.
 
         Returns:
-          (size,) int64 row in steps of ``steps``, and the next history, which has the same arrays
-          for the rows that stay.
+          The row, (size,) int64 in steps of ``steps``, and the next history, which shares the
+          arrays of the rows that are kept.
 
         Raises:
-          ValueError: If the mechanism has no more rounds, or the history is of another one.
+          ValueError: If the mechanism has no more rounds, or the history is of another mechanism.
         """
         unit = self.recursion.normalised
         vectors = unit.num_state_vectors
         if i >= unit.num_rounds:
             raise ValueError(f"the mechanism has noise for {unit.num_rounds} rounds, not {i + 1}.")
         is_redrawn = unit.draws_earlier_rows_of_z
-        # A run that is extended needs the first of the last window's rows once more.
+        # If the run is extended, it needs the first of the last window's rows once more, so this
+        # row is kept.
         most = unit.rows_of_z_per_round if is_redrawn else unit.num_earlier_rows
         number, kept = min(i, most - is_redrawn), min(i + 1, most)
         if len(history) < vectors + number:
@@ -339,13 +350,14 @@ class IntegerRows:
     def block(
         self, transition: FloatArray, known: RealArray, row_of_z: Callable[[int], IntArray]
     ) -> tuple[IntArray, FloatArray]:
-        """Returns the rows of a block of rounds, and the state vectors after it.
+        """Computes the rows of a block of rounds, and the state vectors after the block.
 
         Args:
-          transition: That of the block, see ``NoiseRecursion.transition``.
+          transition: The transition of the block, see ``NoiseRecursion.transition``.
           known: (earlier rows + m, size): the rows before the block, in steps of ``steps``, and the
-            state vectors at its start.
-          row_of_z: Returns (size,) rows of Z by number, from the first one that the block needs.
+          state vectors at its start.
+          row_of_z: Takes j and returns the (size,) row of Z that is j after the first one of the
+          block.
 
         Returns:
           (rows, size) int32 in steps of ``steps``, and (m, size) float64.
@@ -373,11 +385,11 @@ class IntegerRows:
         return made, following
 
     def integer_row(self, z: IntArray, earlier: FloatArray) -> IntArray:
-        """Returns (...) int64: a row in steps of ``steps``.
+        """Returns a row of noise, (...) int64 in steps of ``steps``, from its row of Z.
 
         Args:
-          z: (...) int64: the round's row of Z, in its steps.
-          earlier: (...) float64: what earlier rounds add, in steps of Z.
+          z: (...) int64: the round's row of Z, in steps of Z.
+          earlier: (...) float64: the part of the row that follows from earlier rows, in steps of Z.
         """
         sums = z + np.rint(earlier).astype(np.int64) + (1 << (self.shift - 1))
         return np.asarray(sums >> self.shift)
@@ -385,12 +397,13 @@ class IntegerRows:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rounding:
-    """Bounds on the roundings of rows.
+    """Bounds on the rounding errors of the rows of noise, and the noise that makes up for them.
 
     Attributes:
       rows: The integer rows.
       operator_norm: g of the module's docstring.
-      float_error: f: what floats err by at most in a row's part of earlier rounds, in steps of Z.
+      float_error: f: the largest floating-point error in the part of a row that follows from
+      earlier rows, in steps of Z.
     """
 
     rows: IntegerRows
@@ -399,35 +412,36 @@ class Rounding:
 
     @classmethod
     def of(cls, rows: IntegerRows, blocks: Blocks | None = None) -> "Rounding":
-        """Returns bounds on the roundings of rows.
+        """Returns bounds on the rounding errors of rows of noise.
 
         Args:
-          rows: The rows.
-          blocks: The blocks that they are made in; None if they are made one by one.
+          rows: The integer rows.
+          blocks: The blocks in which rows are made; None if rows are made one by one.
         """
         normalised = rows.recursion.normalised
         if blocks is None:
             blocks = Blocks(rows.recursion, np.arange(normalised.num_rounds + 1))
         errors, largest = np.zeros(normalised.num_state_vectors), 0.0
         for block, first in enumerate(blocks.distinct_transitions()):
-            # Equal blocks err alike, except for errors that add up in state vectors.
+            # Blocks with equal transitions have equal errors, unless errors add up in state
+            # vectors.
             if len(errors) or first == block:
                 found, errors = _errors(rows, blocks, block, errors)
-                # Unlike ``max``, it keeps NaN.
+                # The NumPy maximum keeps NaN, which Python's ``max`` may drop.
                 largest = float(np.maximum(largest, found))
         return cls(rows, math.sqrt(math.prod(_strategy_norms(normalised))), largest)
 
     def enlarged(self, sigma: float, *, num_parameters: int, largest_cohort: int) -> float:
-        """Returns the standard deviation of Z that covers a sigma after all roundings.
+        """Returns the enlarged standard deviation of Z that makes up for all roundings.
 
         Args:
-          sigma: What real arithmetic would need, in norms of a vector.
+          sigma: The standard deviation that real arithmetic would need, in norms of a vector.
           num_parameters: d, the entries of a row.
           largest_cohort: The most vectors in a sum.
 
         Returns:
-          At least ``sigma``, in norms. A run that was extended keeps that of its first horizon:
-          noise does not change in the middle of a run.
+          At least ``sigma``, in norms of a vector. A run that was extended keeps the value of its
+          first horizon, because noise does not change in the middle of a run.
 
         Raises:
           ValueError: If roundings would take more than a tenth of the noise, or a sum would
@@ -437,18 +451,18 @@ class Rounding:
         return _SLACK_OF_FLOATS * sigma / (1.0 - share)
 
     def covered(self, enlarged: float, *, num_parameters: int, largest_cohort: int) -> float:
-        """Returns the sigma that :meth:`enlarged` enlarges to the given standard deviation.
+        """Returns the sigma that :meth:`enlarged` would enlarge to the given standard deviation.
 
         Args:
-          enlarged: The standard deviation of Z, in norms.
-          num_parameters: As there.
-          largest_cohort: As there.
+          enlarged: The standard deviation of Z, in norms of a vector.
+          num_parameters: As in :meth:`enlarged`.
+          largest_cohort: As in :meth:`enlarged`.
 
         Returns:
-          What real arithmetic would need for the same guarantee of these rows, rounded down.
+          The sigma with which real arithmetic would give the same guarantee, rounded down.
 
         Raises:
-          ValueError: As there.
+          ValueError: As in :meth:`enlarged`.
         """
         # share(x) is nearly linear in x: k estimates its slope.
         least = enlarged * (1.0 - _LARGEST_SHARE)
@@ -458,16 +472,16 @@ class Rounding:
         return found
 
     def _share(self, sigma: float, num_parameters: int, largest_cohort: int) -> float:
-        """The largest share that roundings take of noise of a standard deviation in norms."""
+        """Returns the share of noise of standard deviation ``sigma`` that roundings take."""
         steps = np.abs(self.rows.steps)
         least_sensitivity = 1.0 / float(np.max(np.abs(self.rows.recursion.diagonal)))
-        # At most, since enlarging makes steps larger.
+        # This is an upper bound: enlarged noise has larger steps, so that a sum has fewer of them.
         steps_of_sum = largest_cohort / (sigma * float(np.min(steps)))
-        # Comparisons are written so that NaN does not pass.
+        # Comparisons are written so that NaN is refused.
         if not steps_of_sum <= 2.0**_SUM_BITS:
             held = f"noise of {sigma:g} norms and sums of {largest_cohort} updates"
             raise ValueError(f"64 bits do not hold {held}: use more noise or fewer updates.")
-        # A cast, a division and their rounding to nearest.
+        # The errors of a cast and of a division, and of their rounding to the nearest float.
         float_error_of_sum = 8.0 * _ROUNDOFF * steps_of_sum
         of_sums = math.sqrt(num_parameters) * (1.0 + float_error_of_sum) * float(np.max(steps))
         of_rows = self.operator_norm * (1.0 + 2.0 * self.float_error) * STEP
@@ -484,16 +498,16 @@ class Rounding:
 def _errors(
     rows: IntegerRows, blocks: Blocks, block: int, errors: FloatArray
 ) -> tuple[float, FloatArray]:
-    """Bounds the errors of floats in a block, in steps of Z.
+    """Bounds the floating-point errors of the rows of a block, in steps of Z.
 
     Args:
       rows: The integer rows.
-      blocks: The blocks.
-      block: The block.
-      errors: (m,) those of the state vectors at its start.
+      blocks: The blocks in which rows are made.
+      block: The index of the block.
+      errors: (m,) errors of the state vectors at the block's start.
 
     Returns:
-      The largest error of a row, and (m,) those of the state vectors at the block's end.
+      The largest error of a row, and (m,) errors of the state vectors at the block's end.
     """
     matrix, vectors = blocks.transition(block), len(errors)
     start, end = blocks.rounds(block)
@@ -503,26 +517,27 @@ def _errors(
     sizes[: known - vectors] = rows.largest_row
     sizes[known - vectors : known] = rows.largest_vectors
     weights = np.abs(matrix)
-    # The relative error of a sum of products, in any order.
+    # Upper bound on the relative error of a sum of products, in any order of summation.
     found = (matrix.shape[1] + 4) * _ROUNDOFF * (weights @ sizes)
     found += weights[:, known - vectors : known] @ errors
     return float(np.max(found[: end - start])), found[end - start :]
 
 
 def _strategy_norms(normalised: NoiseRecursion) -> tuple[float, float]:
-    """The largest sums of magnitudes in columns and in rows of the matrix that roundings pass.
+    """Returns the largest absolute column sum and row sum of the matrix that roundings pass.
 
-    That is C1 if rows follow from rows of Z, and the identity otherwise. The product of the two
-    bounds the square of its operator norm.
+    The matrix is C1 if rows follow from earlier rows of Z, and the identity otherwise. The product
+    of the two sums bounds the square of its operator norm.
     """
     if not normalised.draws_earlier_rows_of_z:
         return 1.0, 1.0
     found = strategy_of(normalised, normalised.num_rounds)
-    # Errors of columns, added up along a row or a column.
+    # Upper bound on the errors of the computed columns of C1, added up along a row or a column.
     error = normalised.num_rounds * found.error
     magnitudes = np.abs(found.entries)
     if not found.is_dense:
-        # The coefficients of a Toeplitz matrix, which may be between diagonal ones.
+        # The first column of a Toeplitz matrix, which may be multiplied by diagonal matrices on
+        # both sides.
         largest = float(np.sum(magnitudes)) * math.prod(map(np.max, found.scales or ())) + error
         return largest, largest
     by_columns, by_rows = (float(np.max(np.sum(magnitudes, axis=axis))) for axis in (0, 1))
@@ -531,7 +546,7 @@ def _strategy_norms(normalised: NoiseRecursion) -> tuple[float, float]:
 
 @dataclasses.dataclass(frozen=True)
 class IntegerSums:
-    """How updates become integers that add up without overflow.
+    """The integers of clipped updates and of their sums: the most clients, and the bits.
 
     Attributes:
       largest_cohort: The most updates in a sum.
@@ -539,8 +554,8 @@ class IntegerSums:
       is_secure: Whether a secure sum adds them up, modulo 2^bits.
 
     Raises:
-      ValueError: If the updates of so many clients cannot be added up in so many bits, or these are
-        more than 64.
+      ValueError: If updates of ``largest_cohort`` clients cannot be added up in ``bits`` bits, or
+          ``bits`` is above 64.
     """
 
     largest_cohort: int = DEFAULT_LARGEST_COHORT
@@ -556,19 +571,20 @@ class IntegerSums:
 
     @property
     def steps_per_clip_norm(self) -> int:
-        """The grid: updates are multiples of the clip norm over this number.
+        """The number of quantization steps in a clip norm: updates are multiples of one step.
 
-        The largest for which ``largest_cohort`` of them cannot overflow, up to 2^30.
+        It is the largest number, up to 2^30, with which sums of ``largest_cohort`` updates cannot
+        overflow.
         """
         most = ((1 << (self.bits - 1)) - 1) // self.largest_cohort
         return min(most, STEPS_PER_CLIP_NORM)
 
 
 def units_of_squares(num_entries: int) -> float:
-    """Returns 2^k: squares are rounded up to multiples of 2^-k, to be added up in int64.
+    """Returns 2^k: squares are rounded up to multiples of 2^-k, so that they add up in int64.
 
     Args:
-      num_entries: How many are added up, each at most 1.
+      num_entries: The number of squares that are added up, each at most 1.
     """
     bits = _BITS_OF_SQUARES - max(num_entries, 1).bit_length()
     return 2.0 ** min(bits, _MOST_BITS_OF_A_SQUARE)
@@ -581,19 +597,19 @@ def clip_to_grid(
     into: list[IntArray] | None = None,
     engine: Engine = PLAIN,
 ) -> list[IntArray]:
-    """Scales arrays to a joint L2 norm of at most ``clip_norm``, in quantization steps.
+    """Clips arrays to a joint L2 norm of ``clip_norm``, and rounds them to quantization steps.
 
-    Entries are rounded to the nearest step; where the norm would then exceed the clip norm, they
-    are rounded towards zero instead, which never lengthens an update. The sum of squares that
-    decides it is one of integers.
+    Entries are rounded to the nearest step. If the norm would then exceed the clip norm, they are
+    rounded towards zero instead, which never lengthens an update. The comparison is one of
+    integers: it uses the sum of squares of the rounded entries.
 
     Args:
       update: Arrays of floats or integers.
       clip_norm: Above zero; the step is ``clip_norm / steps_per_clip_norm``.
       steps_per_clip_norm: Steps in a clip norm, at most ``STEPS_PER_CLIP_NORM``.
-      into: Int64 arrays of the same shapes, contiguous, which are filled and returned; None makes
-        new ones.
-      engine: How the update is computed.
+      into: Contiguous int64 arrays of the same shapes, which are filled and returned; None makes
+          new arrays.
+      engine: How the update is computed: threads and compiled functions.
 
     Returns:
       The arrays as int64, in steps, whose squares add up to at most ``steps_per_clip_norm ** 2``;
@@ -603,7 +619,7 @@ def clip_to_grid(
       ValueError: If an array of ``into`` is not int64 or not contiguous.
     """
     steps = into or [np.empty(np.shape(array), np.int64) for array in update]
-    # Pieces of others are copies.
+    # A piece of an array that is not contiguous is a copy, which would not be written back.
     if not all(each.dtype == np.int64 and each.flags.c_contiguous for each in steps):
         raise ValueError("steps are written into contiguous arrays of int64.")
     pieces = [*zip(engine.pieces(update), engine.pieces(steps), strict=True)]
@@ -613,7 +629,8 @@ def clip_to_grid(
         found = piece[1]
         (engine.to_grid or _to_grid)(piece[0], unit, scale, is_shorter, found)
         largest = max(int(found.max()), -int(found.min()))
-        # Sums of squares of 64 bits would wrap.
+        # If the sum of squares does not fit into 64 bits, Python integers are used, which do not
+        # wrap around.
         dtype = object if largest**2 * len(found) >= 1 << (_OPEN_BITS - 1) else np.int64
         return int(np.einsum("i,i", found, found, dtype=dtype))
 
@@ -621,7 +638,8 @@ def clip_to_grid(
         squares = engine.over(functools.partial(in_steps, is_shorter=is_shorter), pieces)
         if sum(squares) <= steps_per_clip_norm**2:
             return steps
-    # The proof does not depend on sizes of roundings: an update that is still longer is zero.
+    # If the update is still too long, it becomes zero, so the proof does not depend on sizes of
+    # roundings.
     for array in steps:
         array[...] = 0
     return steps
@@ -630,12 +648,13 @@ def clip_to_grid(
 def scaling(
     update: Sequence[RealArray], clip_norm: float, unit_norm: float, engine: Engine = PLAIN
 ) -> tuple[float, float, bool]:
-    """Returns how arrays are clipped: entries are divided by a unit, and multiplied by a scale.
+    """Returns how arrays are clipped: each entry is divided by a unit, then multiplied by a scale.
 
     Args:
       update: Arrays of floats or integers.
       clip_norm: Above zero: a larger norm becomes this one.
-      unit_norm: What a norm of ``clip_norm`` becomes, but for errors of floats.
+      unit_norm: The norm that an update of norm ``clip_norm`` has after scaling, but for
+      floating-point errors.
       engine: How the update is computed.
 
     Returns:
@@ -643,7 +662,7 @@ def scaling(
       most ``clip_norm``.
     """
     pieces = engine.pieces(update)
-    # The extremes are NaN if an entry is.
+    # If an entry is NaN, the maximum and the minimum are NaN.
     ends = engine.over(lambda each: (float(each.max()), -float(each.min())), pieces)
     if not all(map(math.isfinite, itertools.chain.from_iterable(ends))):
         return 0.0, 0.0, True
@@ -652,14 +671,14 @@ def scaling(
     units = units_of_squares(sum(map(np.size, pieces)))
     squares = functools.partial(engine.squares or _squares, unit=unit, units=units)
     norm_in_units = math.sqrt(float(sum(engine.over(squares, pieces))) / units)
-    # An update that is not above the clip norm keeps its length.
+    # If the norm of an update is at most the clip norm, the update is not scaled down.
     is_within = unit * norm_in_units <= clip_norm
     scale = unit * (unit_norm / clip_norm) if is_within else unit_norm / max(norm_in_units, 1.0)
     return unit, scale, is_within
 
 
 def _squares(entries: RealArray, unit: float, units: float) -> int:
-    """The sum of squares over the unit, each rounded up to an integer after ``units`` times."""
+    """Returns the sum of ceil(units * (entry / unit)^2) over all entries, an exact integer."""
     wide = np.divide(entries, unit, dtype=np.float64)
     np.square(wide, out=wide)
     wide *= units
@@ -667,15 +686,17 @@ def _squares(entries: RealArray, unit: float, units: float) -> int:
 
 
 def _to_grid(entries: RealArray, unit: float, scale: float, is_short: bool, into: IntArray) -> None:
-    """Fills ``into`` with entries in steps: the nearest ones, or less than those of the limit.
+    """Scales entries and fills ``into`` with integers: nearest ones, or rounded towards zero.
 
-    What does not fit into 2^51 becomes another integer as large.
+    An entry beyond 2^51 steps becomes another integer of at least that size, and the caller refuses
+    it.
     """
     wide = np.divide(entries, unit, dtype=np.float64)
     wide *= scale
     if is_short:
-        # Less than the limit by more than all roundings of floats on the way here.
+        # Entries are made smaller by more than all floating-point errors so far, then rounded
+        # towards zero.
         np.trunc(wide * (1.0 - MARGIN), out=wide)
-    # The sum is rounded to the nearest integer, as the floats near it are.
+    # Adding this float rounds the sum to an integer, because floats of this size are integers.
     wide += _ZERO_OF_INTEGERS
     np.subtract(wide.view(np.int64), _ZERO_OF_INTEGERS.view(np.int64), out=into)

@@ -1,4 +1,4 @@
-"""Ledgers as numbers: the participations that they show, whether they are complete, and guarantees.
+"""Ledgers as numbers: the participations that a ledger shows, its completeness, and guarantees.
 
 A plan names a participation schema, and its noise is scaled to the sensitivity of C under it. A run
 that kept its plan has the planned guarantee, also if clients decided from released models whether
@@ -23,32 +23,33 @@ from mf_aggregators.kernel.losses import InGroups
 from mf_aggregators.kernel.numbers import FloatArray, IntArray
 from mf_aggregators.kernel.sensitivity import Schema
 
-# The gap of a ledger without counts.
+# The gap of a ledger without a server's own counts of clients, as the end of a sentence.
 NO_COUNTS = "nobody gave the number of clients of each round, by the server's own count"
 
 
 @dataclasses.dataclass(frozen=True)
 class ObservedParticipation:
-    """The participations that were observed, over all clients.
+    """The numbers of participations that a ledger or round times show, over all clients.
 
     Attributes:
       num_rounds: The number of rounds that were released.
-      num_clients: How many clients took part at all; None if that is not known.
-      separation: The smallest distance |i - j| between two participations of one
-        client; None if none took part twice.
+      num_clients: The number of clients who took part at all; None if it is not known.
+      separation: The smallest distance |i - j| between two participations of one client; None if no
+      client took part twice.
       max_participations: The largest number of participations of one client.
-      keeps_sampling: Whether a data sampler drew every batch by its scheme; None where none
-        was planned, or nobody checked: only whoever holds the sampler's seed can find out.
-      largest_separation: The largest distance between adjacent participations of one client;
-        None if none took part twice, or if it is not known.
-      conditions: Under which conditions it follows, as sentences, where nobody saw who took part
-        (``TimedRounds``); None for a ledger.
-      gap: Why the ledger is not shown to be complete (:func:`gap`); None if it is, and for times.
+      keeps_sampling: Whether a data sampler drew every batch by its scheme; None if no sampling was
+      planned, or nobody checked: only the holder of the sampler's seed can.
+      largest_separation: The largest distance between adjacent participations of one client; None
+      if no client took part twice, or if it is not known.
+      conditions: The conditions, as sentences, under which these numbers follow from round times
+      (``TimedRounds``); None for a ledger.
+      gap: The reason why the ledger is not shown to be complete (:func:`gap`); None if it is shown,
+      and for round times.
 
     Raises:
-      ValueError: If a number is no integer of its range or another attribute of another type, a
-        client took part more than once and no separation is given, or so many participations do
-        not fit into the rounds.
+      ValueError: If a number is not an integer in its range, another attribute is of a wrong type,
+          a client took part more than once and no separation is given, or the participations do not
+          fit into the rounds.
     """
 
     num_rounds: int
@@ -73,7 +74,7 @@ class ObservedParticipation:
             return
         if separation is None:
             raise ValueError("give the separation of several participations, or 1 if unknown.")
-        # A schema that has no room for them would count fewer participations.
+        # Refused, because a schema would then count fewer participations than were observed.
         if self.num_rounds <= (most - 1) * separation:
             seen = f"{most} participations {separation} rounds apart"
             raise ValueError(f"{seen} need more rounds than num_rounds, {self.num_rounds}.")
@@ -84,7 +85,7 @@ class ObservedParticipation:
     def of(
         cls, rounds_of_clients: Iterable[Sequence[int] | IntArray], num_rounds: int
     ) -> "ObservedParticipation":
-        """Measures the participations that a ledger shows.
+        """Returns the numbers of the participations that a ledger shows.
 
         Args:
           rounds_of_clients: For each client, the rounds that it took part in, from 0,
@@ -92,15 +93,16 @@ class ObservedParticipation:
           num_rounds: The number of rounds that were released.
 
         Returns:
-          The smallest and the largest separation, and the largest count.
+          The numbers: the smallest and the largest separation, and the largest count.
 
         Raises:
-          ValueError: If a client's rounds are not increasing or not among the rounds
-            that were released: such a ledger cannot be trusted.
+          ValueError: If the rounds of a client are not increasing, or not among the released
+              rounds: a ledger with such rounds cannot be trusted.
         """
         num_rounds = numbers.integer_at_least(num_rounds, 0, "num_rounds")
         of_clients = [np.asarray(each, np.int64) for each in rounds_of_clients if len(each)]
-        # At once: a run may ask for hundreds of thousands of clients in every round.
+        # All clients are checked in one array, because there may be hundreds of thousands in each
+        # round.
         sizes = np.array([len(rounds) for rounds in of_clients], np.int64)
         together = np.concatenate([np.empty(0, np.int64), *of_clients])
         clients = np.repeat(np.arange(len(sizes)), sizes)
@@ -118,17 +120,17 @@ class ObservedParticipation:
 
     @property
     def schema(self) -> Schema:
-        """The narrowest schema of these separations and number of participations."""
+        """The narrowest schema that allows these separations and this number of participations."""
         if self.separation is None:
             return Schema(1, 1)
         is_even = self.separation == self.largest_separation
         return Schema(self.max_participations, self.separation, is_even=is_even)
 
     def keeps(self, schema: Schema) -> bool:
-        """Returns whether a schema allows them.
+        """Returns whether a schema allows the observed participations.
 
         Args:
-          schema: The schema.
+          schema: The participation schema.
         """
         return schema.allows_separations(
             self.max_participations, self.separation, self.largest_separation
@@ -153,10 +155,12 @@ class ObservedParticipation:
         """
         rounds, draws = self.num_rounds, plan.claim.taking_part
         if plan.is_amplified and self.keeps_sampling and rounds >= 1:
-            # Clients are drawn with the probability of the plan, however early the run ended; those
-            # that were never drawn are covered too.
+            # The clients were drawn with the plan's probability, even if the run ended early.
+            # Clients that were never drawn are covered too.
             first = dataclasses.replace(plan.claim, epsilon=None, num_rounds=rounds)
-            # Else fewer rounds are post-processing of all. Another certificate would take minutes.
+            # Groups are accounted for with fewer rounds. For other schemes the guarantee of all
+            # rounds is kept: fewer rounds are post-processing, and another certificate would take
+            # minutes.
             if isinstance(draws, InGroups):
                 fewer = dataclasses.replace(draws, num_rounds=max(rounds, draws.num_bands))
                 first = dataclasses.replace(first, taking_part=fewer)
@@ -167,11 +171,12 @@ class ObservedParticipation:
         return check(shown)
 
     def worst_case(self, plan: Guarantee) -> Guarantee:
-        """Returns a guarantee of a run that broke its plan, for every continuation of the run.
+        """Returns a guarantee that covers every continuation of a run that broke its plan.
 
-        It is for all rounds, the smaller of the planned and the observed separation and the larger
-        number of participations, without amplification. So it is never better than the planned one.
-        It holds only if participation did not depend on released models or on data.
+        It is for all rounds, with the smaller one of the planned and the observed separation and
+        the larger one of the numbers of participations, and without amplification. So it is never
+        better than the planned guarantee. It holds only if participation did not depend on released
+        models or on data.
 
         Args:
           plan: The planned guarantee of the run; it fixes the noise.
@@ -183,7 +188,7 @@ class ObservedParticipation:
         return check(plan.without_draws(taking_part=widened, num_rounds=rounds, basis=Basis.LEDGER))
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns a JSON-able mapping; who was drawn by a sampler is a secret and not in it."""
+        """Returns a JSON-able mapping; which clients a sampler drew is secret and left out."""
         if self.keeps_sampling:
             return {"num_rounds": self.num_rounds, "keeps_sampling": True}
         found = dataclasses.asdict(self)
@@ -197,18 +202,18 @@ def gap(
     counts: Sequence[int] | None,
     clients_per_round: float | None = None,
 ) -> str | None:
-    """Returns why a ledger is not shown to be complete, as the end of a sentence.
+    """Returns the reason why a ledger is not shown to be complete, as the end of a sentence.
 
     Args:
       rounds_of_clients: As in :meth:`ObservedParticipation.of`.
       num_rounds: The number of rounds that were released.
-      counts: How many clients each round summed, by the server's own count; None if that is not
-        known.
-      clients_per_round: The cohort size that is claimed of the run; None for none.
+      counts: The number of clients that each round summed, by the server's own count; None if it is
+          not known.
+      clients_per_round: The claimed cohort size of the run; None if none is claimed.
 
     Returns:
-      The reason; None if every round has as many rows as were counted, and the cohorts are not
-      below half of the size that is claimed on average, nor above twice that size.
+      The reason; None if the ledger has as many rows for each round as the server counted, and the
+      mean cohort size is between half and twice the claimed one.
     """
     rounds = np.concatenate([np.empty(0, np.int64), *rounds_of_clients])
     rows = np.bincount(rounds, minlength=num_rounds)
@@ -230,24 +235,24 @@ def gap(
     return NO_COUNTS if counts is None else None
 
 
-# The share by which a device's clock may be too fast: more than a minute a day.
+# The share by which a device's clock may run too fast: more than a minute a day.
 DEFAULT_CLOCK_DRIFT = 0.001
-# The time by which a timer may be too short in addition.
+# The time by which a timer may be too short, in addition to the clock's drift.
 DEFAULT_CLOCK_MARGIN_MINUTES = 10.0
 
 _SECONDS_PER_HOUR = 3600.0
 _TICKS_PER_SECOND = 1_000_000
-# Upper bound on the rounding errors of times, products and sums, which shorten the timer.
+# Upper bound on the rounding errors of times, products and sums; the timer is shortened by it.
 _ROUNDING_TICKS = 4
-# More is no time in seconds; ticks up to here are integers that doubles have.
+# The largest time in seconds that is accepted; ticks up to this time are exact as doubles.
 _LARGEST_SECONDS = 4.0e9
-# More than any two times are apart: a longer timer allows as little.
+# Longer timers are cut to this time, which is more than the distance of any two accepted times.
 _LONGEST_TIMER = 4.0 * _LARGEST_SECONDS
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TimedRounds:
-    """When rounds started and ended, and the timers that devices had.
+    """Start and end times of rounds, and the timers of devices: they bound the participations.
 
     Devices have a timer of H hours, and the server knows when its rounds started and ended. What
     follows holds for every device, whatever it did, under three conditions:
@@ -280,11 +285,11 @@ class TimedRounds:
         never decrease, and no round ends before it starts.
       timer_hours: How long a device waits from a request that it takes part on, or from its upload,
         until it accepts another one.
-      clock_drift: By what share devices' clocks may be too fast, from 0 and below 1.
-      clock_margin_minutes: By how much the timer may be too short besides: clocks that are set, and
-        clocks of the server that differ.
-      max_participations: The most participations that devices count and allow; None if they do
-        not count.
+      timer_hours: The time in hours from a device's request that it takes part on, or from its
+      upload, until the device accepts another request.
+      clock_drift: The share by which devices' clocks may be too fast, from 0 and below 1.
+      clock_margin_minutes: The time by which the timer may be too short in addition: clocks that
+      are set, and clocks of the server that differ.
 
     Raises:
       ValueError: If an attribute is out of its range, times are out of order, drift and margin
@@ -301,7 +306,7 @@ class TimedRounds:
     def __post_init__(self) -> None:
         for name in ("starts", "ends"):
             times = numbers.real_array(getattr(self, name), name)
-            # Written so that NaN does not pass.
+            # Written so that NaN is refused.
             if times.ndim != 1 or not len(times) or not np.all(np.abs(times) <= _LARGEST_SECONDS):
                 raise ValueError(f"{name} must have one finite time in seconds for each round.")
             if np.any(np.diff(times) < 0.0):
@@ -333,11 +338,11 @@ class TimedRounds:
 
     @property
     def num_rounds(self) -> int:
-        """How many rounds were released."""
+        """The number of rounds that were released."""
         return len(self.ends)
 
     def participation(self) -> ObservedParticipation:
-        """Returns the closest and the most participations of one device that were possible."""
+        """Returns the closest and the most participations of one device that the times allow."""
         following, rounds = self._next_rounds(), self.num_rounds
         returning = np.flatnonzero(following < rounds)
         starts, ends, timer = self._ticks
@@ -349,16 +354,17 @@ class TimedRounds:
         return ObservedParticipation(rounds, None, closest, most)
 
     def _next_rounds(self) -> IntArray:
-        """For each round the first one that a device of it can be in again; n for none."""
+        """Returns for each round the next round that one of its devices can be in; n for none."""
         starts, ends, timer = self._ticks
         return np.searchsorted(ends, starts + timer, side="left")
 
     @functools.cached_property
     def _ticks(self) -> tuple[IntArray, IntArray, int]:
-        """Starts and the timer rounded down, ends rounded up, as integers: their sums are exact."""
+        """Starts and timer rounded down and ends rounded up, as integers: their sums are exact."""
         starts = np.floor(self.starts * _TICKS_PER_SECOND).astype(np.int64)
         ends = np.ceil(self.ends * _TICKS_PER_SECOND).astype(np.int64)
-        # Both are cut, since products may overflow. A margin as long as the timer leaves nothing.
+        # The timer and the margin are both cut, because their products may overflow. A margin of at
+        # least the timer leaves nothing of the timer.
         seconds = min(self.timer_hours * _SECONDS_PER_HOUR, _LONGEST_TIMER)
         seconds *= 1.0 - self.clock_drift
         seconds -= min(60.0 * self.clock_margin_minutes, _LONGEST_TIMER)

@@ -1,4 +1,4 @@
-r"""Privacy of one run whose clients are drawn: the schemes, and losses on a grid.
+r"""Privacy of one run with drawn clients, by sampling schemes and their privacy losses on a grid.
 
 **Groups.** The schemes are a closed list, one frozen dataclass each. In most of them the clients
 are split into as many groups as C has bands b, and round i draws from group i modulo b alone
@@ -130,30 +130,32 @@ from mf_aggregators.kernel.rows import NoiseRecursion, strategy_of
 from mf_aggregators.kernel.sensitivity import DEFAULT_NUM_COORDINATES, LEAST_NOISE_MULTIPLIER
 
 _Losses: TypeAlias = privacy_loss_distribution.PrivacyLossDistribution
-# Hockey-stick divergences of outputs with a client from those without it, and back.
+# Hockey-stick divergences of outputs with a client from outputs without it, and the other way.
 _Divergences: TypeAlias = tuple[FloatArray, FloatArray]
 
-# With more noise an attacker guesses, with or without sampling.
+# The largest noise multiplier at which amplification is computed: with more noise, an adversary can
+# only guess, with or without sampling.
 _MOST_AMPLIFIED = 1e8
-# Steps of Z by which roundings may move one number of a row: 1 and twice the error of floats, times
-# the largest sum of a row of C where rows follow from earlier rows of Z.
+# The number of steps of Z, at least, that accounting charges for how far roundings may move one
+# number of a row. The exact number is 1 plus twice the floating-point error, times the largest row
+# sum of |C| where rows follow from earlier rows of Z.
 LARGEST_ROUNDING = 4.0
-# More than the error of floats in a norm, relative to it.
+# Upper bound on the floating-point error of a norm, relative to the norm.
 _ROUNDING_OF_NORMS = 1e-9
 
 
 @dataclasses.dataclass(frozen=True)
 class _Draws:
-    """Sizes of a scheme.
+    """Sizes of a sampling scheme: rounds, bands, population and clients per round.
 
     Attributes:
-      num_rounds: The rounds n.
+      num_rounds: The number of rounds n.
       num_bands: The most bands b of C; the number of groups, if there are groups.
-      population: The clients m.
-      clients_per_round: The clients B of a round, expected or exact.
+      population: The number of clients m.
+      clients_per_round: The number of clients B of a round, expected or exact.
 
     Raises:
-      ValueError: If a size is no positive integer, or there are too few clients.
+      ValueError: If a size is not a positive integer, or there are too few clients.
     """
 
     num_rounds: int
@@ -161,15 +163,17 @@ class _Draws:
     population: int
     clients_per_round: int
 
-    # The name of the scheme.
+    # The name of the sampling scheme in text, as in command lines and files.
     name: ClassVar[str]
-    # Whether a client's rounds are exactly, and not at least, so many rounds apart.
+    # Whether the distance of a client's rounds is always a multiple of the scheme's ``distance``;
+    # otherwise it is only the least distance.
     is_even: ClassVar[bool] = True
-    # The most that zeroing one client moves the sum of a round, in clip norms: two if the client
-    # takes the place of another one.
+    # The farthest that zeroing one client moves the sum of a round, in clip norms: 2 if another
+    # client then takes the client's place in the batch.
     largest_move: ClassVar[float] = 1.0
     _remedy: ClassVar[str] = "fewer bands"
-    # A size, and the size that it is at least.
+    # The names of two attributes, the first of which must be at least as large as the second; None
+    # for no such condition.
     _order: ClassVar[tuple[str, str] | None] = None
 
     def __post_init__(self) -> None:
@@ -191,66 +195,66 @@ class _Draws:
 
     @property
     def distance(self) -> int:
-        """The least number of rounds from one participation of a client to the next."""
+        """The least number of rounds from one participation of a client to its next."""
         return self.num_bands
 
     @property
     def rounds_of_group(self) -> int:
-        """The most rounds that a client can be in, which are ``distance`` or more apart."""
+        """The most rounds that a client can be in, as ``distance`` or more are between two."""
         return math.ceil(self.num_rounds / self.distance)
 
     @property
     def most_participations(self) -> int:
-        """The most participations of one client."""
+        """The largest number of rounds in which one client can take part."""
         return self.rounds_of_group
 
     @property
     def shares_rows(self) -> bool:
-        """Whether two participations of a client may change the same row of C x."""
+        """Whether two participations of one client may change the same row of C x."""
         return self.distance < self.num_bands
 
     @property
     def schema(self) -> sensitivity.Schema:
-        """The schema that every draw keeps."""
+        """The participation schema that all draws of the scheme keep to."""
         return sensitivity.Schema(self.rounds_of_group, self.distance, is_even=self.is_even)
 
 
 @dataclasses.dataclass(frozen=True)
 class InGroups(_Draws):
-    """Sizes of a scheme that draws from one group of the clients after the other."""
+    """Sizes of a scheme that splits clients into groups and draws from them in turn."""
 
     largest_move: ClassVar[float] = 2.0
 
     @property
     def group_size(self) -> int:
-        """The clients floor(m / b) of each group."""
+        """The number of clients floor(m / b) of each group."""
         return self.population // self.num_bands
 
     @property
     def sampling_probability(self) -> float:
-        """The probability B over the group's size that a client is in a round of its group."""
+        """The probability that a client is in a round of its group: B over the group's size."""
         return self.clients_per_round / self.group_size
 
     def group_slice(self, group: int) -> slice:
-        """Returns which places of a random order of all clients are a group.
+        """Returns the slice of a random order of all clients that is one of the groups.
 
         Args:
-          group: The group, from 0.
+          group: The index of the group, from 0.
         """
         return slice(group * self.group_size, (group + 1) * self.group_size)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Coins(InGroups):
-    """Schemes in which clients join by coins: groups have floor(m / b) or ceil(m / b) clients."""
+    """Schemes in which each client of a round's group joins by a coin of its own."""
 
     @property
     def sampling_probability(self) -> float:
-        """The probability q = B b / m that a client of a round's group joins."""
+        """The probability q = B b / m that a client of the round's group joins the round."""
         return self.clients_per_round * self.num_bands / self.population
 
     def group_slice(self, group: int) -> slice:
-        """Returns the places of a group: the groups leave nobody out."""
+        """Returns the slice of a random order of all clients that is one group."""
         m, b = self.population, self.num_bands
         return slice(group * m // b, (group + 1) * m // b)
 
@@ -258,7 +262,7 @@ class _Coins(InGroups):
 @final
 @dataclasses.dataclass(frozen=True)
 class Poisson(_Coins):
-    """Each client of a round's group joins independently with probability B b / m (Cor. F.1)."""
+    """Poisson sampling: each client of a round's group joins by a coin of its own."""
 
     name: ClassVar[str] = "poisson"
     largest_move: ClassVar[float] = 1.0
@@ -267,7 +271,7 @@ class Poisson(_Coins):
 @final
 @dataclasses.dataclass(frozen=True)
 class TruncatedPoisson(_Coins):
-    """Poisson sampling; of more than ``largest_batch`` clients a random subset stays."""
+    """Poisson sampling, but of a batch above ``largest_batch`` a random subset stays."""
 
     name: ClassVar[str] = "truncated_poisson"
     _order: ClassVar[tuple[str, str] | None] = ("largest_batch", "clients_per_round")
@@ -277,35 +281,35 @@ class TruncatedPoisson(_Coins):
 @final
 @dataclasses.dataclass(frozen=True)
 class FixedSize(InGroups):
-    """Exactly B of the floor(m / b) clients of a round's group, a random subset each time."""
+    """Fixed-size sampling: each batch is a random subset of B of a group's clients."""
 
     name: ClassVar[str] = "fixed_size"
 
 
 @dataclasses.dataclass(frozen=True)
 class _Cycles(InGroups):
-    """Schemes in which each client of a group takes part once in every cycle of its rounds."""
+    """Sizes of a scheme in which each client takes part once in each cycle of its group."""
 
     @property
     def rounds_of_cycle(self) -> int:
-        """The rounds t = floor(m / (b B)) of a group in one cycle."""
+        """The number of rounds t = floor(m / (b B)) in one cycle of a group."""
         return self.population // (self.num_bands * self.clients_per_round)
 
     @property
     def most_participations(self) -> int:
-        """The cycles of a group that n rounds begin."""
+        """The number of cycles of a group that n rounds begin: a client is in each once."""
         return math.ceil(self.rounds_of_group / self.rounds_of_cycle)
 
     @property
     def group_size(self) -> int:
-        """The clients t B of each group."""
+        """The number of clients t B of each group."""
         return self.rounds_of_cycle * self.clients_per_round
 
 
 @final
 @dataclasses.dataclass(frozen=True)
 class Shuffling(_Cycles):
-    """A group is shuffled and cut into batches of B, afresh for each cycle (Cor. F.2)."""
+    """Shuffling: in each cycle a group is shuffled and cut into batches of B clients."""
 
     name: ClassVar[str] = "shuffling"
 
@@ -313,7 +317,7 @@ class Shuffling(_Cycles):
 @final
 @dataclasses.dataclass(frozen=True)
 class RandomAllocation(_Cycles):
-    """Each client of a group is in one round of every cycle, uniform and independent."""
+    """Random allocation: each client of a group is in one uniformly random round of every cycle."""
 
     name: ClassVar[str] = "random_allocation"
     largest_move: ClassVar[float] = 1.0
@@ -321,13 +325,13 @@ class RandomAllocation(_Cycles):
 
 @dataclasses.dataclass(frozen=True)
 class _InSecret(_Draws):
-    """Sizes of a scheme without groups.
+    """Sizes of a scheme in which each client draws its own rounds, without groups.
 
-    The roundings of a participation stay within ``num_bands`` rows, which a claim about the rows
-    binds.
+    The roundings of a participation stay within ``num_bands`` rows, which :func:`claim.check`
+    verifies for the rows of a claim.
 
     Attributes:
-      separation: Two participations of a client are at least so many rounds apart.
+      separation: Two participations of a client are at least this number of rounds apart.
     """
 
     separation: int
@@ -336,14 +340,14 @@ class _InSecret(_Draws):
 
     @property
     def distance(self) -> int:
-        """The least number of rounds from one participation of a client to the next."""
+        """The least number of rounds from one participation of a client to its next."""
         return self.separation
 
 
 @final
 @dataclasses.dataclass(frozen=True)
 class MinSeparation(_InSecret):
-    """Min-separation sampling: clients join with a secret coin when their timers allow it."""
+    """Min-separation sampling: clients join by a secret coin whenever their timers allow it."""
 
     name: ClassVar[str] = "min_separation"
     is_even: ClassVar[bool] = False
@@ -351,7 +355,7 @@ class MinSeparation(_InSecret):
 
     @property
     def joining_probability(self) -> float:
-        """The probability that a client joins when its timer allows it."""
+        """The probability that a client joins a round if its timer allows it."""
         others = self.clients_per_round * (self.separation - 1)
         return self.clients_per_round / (self.population - others)
 
@@ -359,7 +363,7 @@ class MinSeparation(_InSecret):
 @final
 @dataclasses.dataclass(frozen=True)
 class BallsInBins(_InSecret):
-    """Balls in bins: a client's rounds equal its secret bin, modulo the separation."""
+    """Balls in bins: a client takes part in rounds equal to its secret bin modulo separation."""
 
     name: ClassVar[str] = "balls_in_bins"
 
@@ -370,13 +374,13 @@ _Kind = TypeVar("_Kind", bound=_Draws)
 
 
 def checked_draws(draws: _Kind) -> _Kind:
-    """Returns draws, made anew from their integers.
+    """Returns an equal instance of a sampling scheme, made anew so that its numbers are checked.
 
     Args:
-      draws: One of this module's schemes.
+      draws: An instance of one of this module's schemes.
 
-    Raises:
-      TypeError: If it is of another class, or of a subclass.
+      Raises:
+        TypeError: If ``draws`` is of another class, or of a subclass.
     """
     if type(draws) not in get_args(Draws):
         names = ", ".join(kind.__name__ for kind in get_args(Draws))
@@ -386,14 +390,14 @@ def checked_draws(draws: _Kind) -> _Kind:
 
 @dataclasses.dataclass(frozen=True)
 class StrategyColumns:
-    """The compact columns of C, and how far roundings move a row.
+    """The compact columns of C, and a bound on how far roundings move a number of a row.
 
-    Two are equal if their numbers are, bit for bit.
+    Two instances are equal if their numbers are, bit for bit.
 
     Attributes:
-      entries: (n, b) float64, the compact columns of C, of which it keeps a copy.
-      rounding: How many steps of Z the roundings of one coordinate of a row move it at most, as far
-        as they depend on one client.
+      entries: (n, b) float64, the compact columns of C, which are copied.
+      rounding: The largest number of steps of Z by which roundings move one number of a row, as far
+      as they depend on one client.
 
     Raises:
       ValueError: If an attribute is of another shape, or a number is out of its range.
@@ -407,35 +411,35 @@ class StrategyColumns:
         entries = np.array(self.entries, np.float64, order="C")
         if entries.ndim != 2:
             raise ValueError(f"entries must have shape (n, b), found {entries.shape}.")
-        # No flag makes it writeable again.
+        # A read-only buffer cannot be made writeable again by a flag.
         object.__setattr__(self, "entries", np.asarray(entries.data.toreadonly()))
         object.__setattr__(self, "_digest", numbers.digest("columns", [entries]))
         numbers.set_checked(self, rounding=numbers.non_negative_number)
 
     @classmethod
     def of(cls, rows: NoiseRecursion, num_rounds: int) -> "StrategyColumns":
-        """Returns the columns of the C that follows from rows of noise, and their roundings.
+        """Returns the columns of the C that rows of noise imply, and how far roundings move a row.
 
         Args:
           rows: The rows, of one of the kernel's own classes.
-          num_rounds: How many of their rounds.
+          num_rounds: The number of their first rounds that C is for.
 
-        Raises:
-          NotProved: If C does not follow from the rows, or nothing bounds their roundings.
+          Raises:
+            NotProved: If C does not follow from the rows, or there is no bound on their roundings.
         """
         entries = strategy_of(rows, num_rounds).compact_columns(min(rows.reach, num_rounds))
         moved = IntegerRows.of(rows).largest_rounding()
-        # Written so that NaN does not pass.
+        # Written so that NaN is refused.
         if not moved < math.inf:
             raise NotProved("the roundings of the rows have no bound.")
         return cls(entries, max(LARGEST_ROUNDING, moved))
 
     def __reduce__(self) -> Any:
-        # Copies and pickles are made by the constructor, with the digest of their entries.
+        # Copying and unpickling call the constructor, which computes the digest of the entries.
         return StrategyColumns, (self.entries, self.rounding)
 
     def scaled(self) -> FloatArray:
-        """Returns the (n, b) columns of |C| over the largest norm of a column.
+        """Returns the (n, b) compact columns of |C|, divided by the largest column norm.
 
         Raises:
           ValueError: If all columns are zero, or an entry is not finite.
@@ -444,17 +448,18 @@ class StrategyColumns:
         largest_entry = float(np.max(absolute))
         if not 0.0 < largest_entry < np.inf:
             raise ValueError("the strategy matrix must be finite, and not zero.")
-        # A division by a power of two rounds nothing: squares of entries might be beyond floats.
+        # Dividing by a power of two is exact, and keeps squares of entries within the range of
+        # floats.
         absolute = np.ldexp(absolute, -int(np.frexp(largest_entry)[1]))
         return np.asarray(absolute / np.sqrt(np.max(np.sum(absolute**2, axis=1))))
 
 
 def sums_of_bins(columns: FloatArray, num_bins: int) -> FloatArray:
-    """Returns the (n, num_bins) sums of the columns of each bin.
+    """Returns, for each bin, the sum of the columns of C in its rounds: (n, num_bins).
 
     Args:
-      columns: (n, b).
-      num_bins: Rounds that are equal modulo this number are in one bin.
+      columns: (n, b) compact columns of C.
+      num_bins: The number of bins; rounds that are equal modulo this number are in one bin.
     """
     num_rounds, num_bands = columns.shape
     sums = np.zeros((num_rounds, num_bins))
@@ -466,12 +471,13 @@ def sums_of_bins(columns: FloatArray, num_bins: int) -> FloatArray:
 
 @dataclasses.dataclass(frozen=True)
 class SampledRun:
-    """A run with randomly drawn clients.
+    """A run with randomly drawn clients, for which privacy losses and epsilon are computed.
 
     Attributes:
       draws: How clients are drawn.
       sigma: The noise multiplier, relative to the largest column norm of C.
-      columns: C and its roundings, for clients who draw for themselves; None for groups.
+      columns: C and the roundings of its rows, for clients who draw for themselves; None for
+      groups.
 
     Raises:
       TypeError: If the draws or columns are of other classes than the kernel's.
@@ -493,7 +499,7 @@ class SampledRun:
 
     @property
     def disjoint_participations(self) -> int:
-        """The most participations of a client, if each changes rows of C x of its own; else 1."""
+        """The most participations of a client, if no two change one row of C x; otherwise 1."""
         return 1 if self.draws.shares_rows else self.draws.most_participations
 
     @functools.cached_property
@@ -501,7 +507,7 @@ class SampledRun:
         """The sensitivity of all participations of a client, over the largest column norm of C."""
         if self.columns is None or not self.draws.shares_rows:
             return math.sqrt(self.disjoint_participations)
-        # The longest sum of the columns of |C| in one bin.
+        # The largest norm, over the bins, of the sum of a bin's columns of |C|.
         sums = sums_of_bins(self.columns.scaled(), self.draws.distance)
         longest = math.sqrt(float(np.max(np.sum(sums**2, axis=0))))
         return longest * (1.0 + _ROUNDING_OF_NORMS)
@@ -513,36 +519,36 @@ class SampledRun:
 
     @property
     def amplified_part(self) -> float:
-        """The noise multiplier of the largest shift of one row, for an adversary who does not."""
+        """The noise multiplier of the largest shift of a row, if an adversary knows no draws."""
         draws = self.draws
         return self.sigma / (self.norm_of_all if draws.shares_rows else draws.largest_move)
 
     @property
     def part_noise_multiplier(self) -> float:
-        """The noise multiplier of the largest shift of one row."""
+        """The noise multiplier of the largest shift of a row that the accounting uses."""
         return self.amplified_part * (1.0 if self.is_amplified else self.draws.largest_move)
 
     @property
     def is_amplified(self) -> bool:
-        """Whether its losses are those against an adversary who does not know the rounds."""
+        """Whether amplification is computed, for an adversary who does not know the draws."""
         return self.sigma <= _MOST_AMPLIFIED and self.amplified_part >= LEAST_NOISE_MULTIPLIER
 
     @property
     def composes_amplified(self) -> bool:
-        """Whether its losses are known; others compose as the Gaussian mechanism of all rounds."""
+        """Whether the run composes by its amplified losses, and not as a Gaussian mechanism."""
         is_known = isinstance(self.draws, InGroups) and not isinstance(self.draws, Shuffling)
         return self.is_amplified and is_known
 
     @np.errstate(under="ignore")
     def epsilon(self, delta: float, num_coordinates: int = DEFAULT_NUM_COORDINATES) -> float:
-        """Returns the epsilon of the run; no amplified one for clients who draw for themselves.
+        """Returns the epsilon of the run; not amplified if clients draw for themselves.
 
         Args:
           delta: Below 1; for groups at least 1e-12 and 4e-15 times the compositions.
           num_coordinates: Parameters times rounds.
 
         Raises:
-          TailError: As ``sensitivity.epsilon`` does.
+          TailError: If ``sensitivity.epsilon`` raises it, because there is too little noise.
           ValueError: If delta is out of its range.
         """
         compositions = self.draws.most_participations if isinstance(self.draws, InGroups) else 0
@@ -559,10 +565,11 @@ class SampledRun:
         return found
 
     def amplified_epsilon(self, delta: float) -> float:
-        """Returns the amplified epsilon of groups for noise of real normal numbers.
+        """Returns the amplified epsilon of a run from groups, for noise of real normal numbers.
 
         Args:
-          delta: Above 0 and below 1, less what composing loses.
+          delta: The delta for normal numbers: above 0, below 1, and less the share that composing
+          loses.
 
         Returns:
           The epsilon; infinity if nothing is proved.
@@ -578,11 +585,12 @@ class SampledRun:
             near = found
 
     def losses_near(self, epsilon: float, coarser: float = 1.0) -> _Losses:
-        """Returns the privacy losses of a run from groups, for real normal numbers.
+        """Returns the privacy losses of a run from groups, on a grid that is made for an epsilon.
 
         Args:
-          epsilon: The epsilon that their grid is fine enough for; it is coarser for little noise.
-          coarser: By how much its interval is larger than for that.
+          epsilon: The epsilon that the grid of losses is fine enough for; the grid is coarser if
+          there is little noise.
+          coarser: The factor by which the interval of the grid is larger than that epsilon needs.
         """
         draws: Any = self.draws
         if isinstance(draws, RandomAllocation):
@@ -593,13 +601,14 @@ class SampledRun:
 
     @np.errstate(under="ignore")
     def losses(self, interval: float) -> _Losses:
-        """Returns the privacy losses for real normal numbers, to be composed with others.
+        """Returns the privacy losses of the run, on a grid with a given interval, for composition.
 
-        Shuffled runs and those of clients who draw for themselves have those of the Gaussian
-        mechanism of all their participations, which nothing amplifies.
+        They are for noise of real normal numbers. Shuffled runs, and runs of clients who draw for
+        themselves, have the losses of the Gaussian mechanism of all participations, without
+        amplification.
 
         Args:
-          interval: What losses are multiples of.
+          interval: Losses are multiples of this number.
         """
         draws: Any = self.draws
         if not self.composes_amplified:
@@ -611,31 +620,32 @@ class SampledRun:
 
     @property
     def _finest_interval(self) -> float:
-        """The interval that puts the largest losses at the end of the largest grid."""
+        """The interval with which the largest grid ends at the largest privacy loss."""
         return (0.5 / self.sigma**2 + 12.0 / self.sigma) / _MOST_POINTS
 
 
-# Upper bound on the rounding error of one mass, in spacings of floats.
+# Upper bound on the rounding error of one probability mass, in units of the last place.
 _ROUNDINGS = 8
-# Upper bound on the relative rounding error of sums by halves and of exponentials.
+# Upper bound on the relative rounding error of pairwise sums and of exponentials.
 _ROUNDING_OF_SUMS = 2e-14
-# Losses count as infinite beyond this number of standard deviations, or if all have less mass.
+# Losses count as infinite beyond this number of standard deviations of the noise, and beyond the
+# epsilon at which the divergence is at most the second number.
 _DEVIATIONS = 9.0
 _NEGLIGIBLE = 1e-20
-# Privacy losses are rounded to a grid of this interval times epsilon, within bounds. The rounding
-# errs on the side of privacy.
+# The interval of the grid that privacy losses are rounded to, as a share of epsilon, and the limits
+# of the interval. Rounding makes no epsilon smaller.
 _RELATIVE_INTERVAL = 1e-4
 _LARGEST_INTERVAL, _SMALLEST_INTERVAL = 1e-3, 1e-7
-# The grid has no more points than this, however fine an interval is asked for.
+# The most points of the grid, even if a finer interval is asked for.
 _MOST_POINTS = 500_000
-# Points of the grid of local deltas over which the bound of shuffling is minimised.
+# The number of local deltas that are tried when the shuffling bound is minimised.
 _LOCAL_DELTAS = 24
-# Upper bound on the relative error of floats in a binomial probability.
+# Upper bound on the relative floating-point error of a binomial probability.
 _ROUNDING_OF_TAILS = 1e-9
 
 
 def _interval_for(epsilon: float) -> float:
-    """The interval of the grid of losses for an epsilon."""
+    """Returns the interval of the grid of losses that is fine enough for an epsilon."""
     return min(_LARGEST_INTERVAL, max(_SMALLEST_INTERVAL, _RELATIVE_INTERVAL * epsilon))
 
 
@@ -643,7 +653,9 @@ def _interval_for(epsilon: float) -> float:
 def _of_divergences(
     interval: float, with_client: FloatArray, without_client: FloatArray
 ) -> _Losses:
-    """Returns losses that dominate a pair, by its divergences (Doroshenko et al. 2022, Alg. 1).
+    """Returns privacy losses that dominate a pair of distributions with the given divergences.
+
+    The method is Algorithm 1 of Doroshenko et al. (2022).
 
     Args:
       interval: The distance of neighbouring losses, which are multiples of it.
@@ -661,18 +673,20 @@ def _of_divergences(
 
 
 def _one_direction(interval: float, forward: FloatArray, backward: FloatArray) -> Any:
-    """The masses of a pair by its divergences at epsilons >= 0 and, the other way, below."""
+    """Returns the loss masses of one direction, from a pair's divergences in both directions."""
     highest = max(int(np.count_nonzero(forward > _NEGLIGIBLE)), 1)
     lowest = max(int(np.count_nonzero(backward > _NEGLIGIBLE)), 1)
     negative = -interval * np.arange(len(backward))[lowest:0:-1]
     below = np.exp(negative) * backward[lowest:0:-1] - np.expm1(negative)
-    # Rounding may let a delta be larger than an earlier one, which is then raised.
+    # Divergences must not increase with epsilon: if rounding makes one larger than that at a
+    # smaller epsilon, the latter is raised.
     deltas = np.concatenate([below, forward[: highest + 1]])
     deltas = np.maximum.accumulate(deltas[::-1])[::-1]
-    # If long floats are no longer than doubles, masses are raised by a little more.
+    # On platforms where long doubles are no longer than doubles, masses are raised by more.
     wide = np.asarray(deltas, np.longdouble)
     falls, width = -np.diff(wide), np.expm1(np.longdouble(interval))
-    # The chords before and behind each multiple; the first and the last multiple have one each.
+    # The slopes of the chords before and behind each multiple of the interval; the first multiple
+    # has no chord before it, and the last one no chord behind it.
     before = np.concatenate([[0.0], falls * np.exp(np.longdouble(interval)) / width])
     behind = np.concatenate([falls / width, [0.0]])
     exact = before - behind
@@ -684,29 +698,29 @@ def _one_direction(interval: float, forward: FloatArray, backward: FloatArray) -
 
 @np.errstate(under="ignore")
 def delta_of(losses: _Losses, epsilon: float) -> float:
-    """Returns the larger hockey-stick divergence of both directions, rounded up.
+    """Returns delta at an epsilon: the larger divergence of both directions, rounded up.
 
     Args:
-      losses: Pessimistic ones.
-      epsilon: Of any sign.
+      losses: Privacy losses with pessimistic rounding.
+      epsilon: A number of any sign.
     """
     return max(_delta(*each, epsilon) for each in _directions(losses))
 
 
 @np.errstate(under="ignore")
 def epsilon_of(losses: _Losses, delta: float) -> float:
-    """Returns the least epsilon of losses in both directions, rounded up; infinity for none.
+    """Returns the least epsilon at a delta, for both directions, rounded up; infinity if none.
 
     Args:
-      losses: Pessimistic ones.
+      losses: Privacy losses with pessimistic rounding.
       delta: Above 0 and below 1.
     """
     return max(_epsilon(*each, delta) for each in _directions(losses))
 
 
 def _directions(losses: _Losses) -> Iterator[tuple[FloatArray, FloatArray, float]]:
-    """Yields the losses of each direction, their masses, and that of infinity."""
-    # One, if both directions are equal.
+    """Yields, for each direction, the losses, their masses and the mass of an infinite loss."""
+    # If both directions are the same object, only one is yielded.
     for pmf in {id(each): each for each in (losses._pmf_remove, losses._pmf_add)}.values():
         dense = pmf.to_dense_pmf()
         multiples = (np.arange(dense.size) + dense._lower_loss) * dense._discretization
@@ -729,7 +743,8 @@ def _epsilon(losses: FloatArray, masses: FloatArray, infinite: float, delta: flo
         return math.log(max(_delta(losses, masses, infinite, epsilon) / delta, _NEGLIGIBLE))
 
     found = scipy.optimize.brentq(excess, 0.0, losses[-1], xtol=1e-13, rtol=1e-14)
-    # A loss is a rounded product.
+    # The grid's losses are rounded products, and the solver's root may be too small, so it is
+    # raised.
     rounding = 4.0 * np.finfo(float).eps * (1.0 + losses[-1])
     while excess(found) > 0.0 and math.isfinite(found):
         found, rounding = found + rounding, 2.0 * rounding
@@ -737,11 +752,11 @@ def _epsilon(losses: FloatArray, masses: FloatArray, infinite: float, delta: flo
 
 
 def gaussian_losses(noise_multiplier: float, interval: float) -> _Losses:
-    """Returns losses of the Gaussian mechanism, rounded up.
+    """Returns privacy losses of the Gaussian mechanism on a grid, rounded up.
 
     Args:
       noise_multiplier: sigma, above zero.
-      interval: What losses are multiples of.
+      interval: Losses are multiples of this number.
     """
     epsilons = _grid_to(_largest_loss(noise_multiplier), interval)
     deltas = sensitivity.exact_deltas(noise_multiplier, epsilons)
@@ -749,19 +764,19 @@ def gaussian_losses(noise_multiplier: float, interval: float) -> _Losses:
 
 
 def _largest_loss(sigma: float) -> float:
-    """The largest loss that counts of a Gaussian mechanism of a noise multiplier."""
+    """Returns the largest finite privacy loss that is kept for a Gaussian mechanism."""
     return 0.5 / sigma**2 + _DEVIATIONS / sigma
 
 
 def _grid_to(most: float, interval: float) -> FloatArray:
-    """Returns all multiples of an interval from 0 up to a number, or to the next one."""
+    """Returns the multiples of an interval from 0 to the first that is not below ``most``."""
     return np.asarray(np.arange(max(math.ceil(most / interval), 1) + 1) * interval)
 
 
 def _losses_of_rounds(
     draws: Poisson | TruncatedPoisson | FixedSize, sigma: float, interval: float
 ) -> _Losses:
-    """The losses of all rounds, as multiples of an interval."""
+    """Returns the privacy losses of all rounds of a group together, by composition."""
     one, most = _losses_of_round(draws, sigma, interval), draws.most_participations
     return one if most == 1 else one.self_compose(most)
 
@@ -774,17 +789,17 @@ def _losses_of_round(
     Args:
       draws: How clients are drawn.
       sigma: The noise multiplier, relative to the largest column norm of C; above zero.
-      interval: Losses are multiples of it.
+      interval: Losses are multiples of this number.
     """
     q, most = draws.sampling_probability, _largest_loss(sigma)
     if isinstance(draws, Poisson):
-        # Losses of a sample are smaller.
+        # The largest loss of a sampled Gaussian mechanism is smaller than that of the whole one.
         epsilons = _grid_to(math.log1p(q * math.expm1(min(most, 700.0))), interval)
         return _of_divergences(interval, *_poisson_divergences(sigma, q, epsilons))
     epsilons = _grid_to(most, interval)
     if isinstance(draws, FixedSize):
         return _of_divergences(interval, *_fixed_divergences(sigma, q, epsilons))
-    # A group has one of two sizes. No client's divergences are above the larger ones.
+    # A group has one of two sizes: for each epsilon the larger divergence of both sizes is taken.
     smaller, rest = divmod(draws.population, draws.num_bands)
     sizes, largest = {smaller, smaller + min(rest, 1)}, draws.largest_batch
     each = [_truncated_divergences(sigma, q, size, largest, epsilons) for size in sizes]
@@ -792,14 +807,15 @@ def _losses_of_round(
 
 
 def _shuffled_epsilon(draws: Shuffling, sigma: float, delta: float) -> float:
-    """The least epsilon over how delta is shared; infinity if nothing is proved."""
+    """Returns the least epsilon over several local deltas; infinity if the theorem proves none."""
     passes, count = draws.most_participations, draws.rounds_of_cycle
-    # Composition needs a share of delta of its own.
+    # If several passes are composed, half of delta is kept for their composition.
     pass_delta = delta if passes == 1 else 0.5 * delta / passes
     best = math.inf
     for share in np.geomspace(1e-6, 0.25, _LOCAL_DELTAS):
         local_delta = share * pass_delta / count
-        # Replacing one client changes a batch by twice as much as zeroing it.
+        # Replacing a client changes a batch by twice the sensitivity of zeroing, so sigma is
+        # halved.
         local_epsilon = sensitivity.exact_epsilon(sigma / 2.0, local_delta)
         best = min(best, _clones(local_epsilon, local_delta, count, pass_delta))
     if passes == 1 or math.isinf(best):
@@ -810,7 +826,7 @@ def _shuffled_epsilon(draws: Shuffling, sigma: float, delta: float) -> float:
 
 
 def _clones(local_epsilon: float, local_delta: float, count: int, pass_delta: float) -> float:
-    """Feldman, McMillan and Talwar, Thm 3.1 and 3.8: the epsilon of a shuffled pass at a delta.
+    """Returns the epsilon of a shuffled pass by Feldman, McMillan and Talwar, Thm 3.1 and 3.8.
 
     Returns infinity if the theorem's condition on the local epsilon does not hold.
     """
@@ -829,12 +845,12 @@ def _clones(local_epsilon: float, local_delta: float, count: int, pass_delta: fl
 
 
 def _fixed_divergences(sigma: float, q: float, epsilons: FloatArray) -> _Divergences:
-    """Returns both divergences of a fixed size; arguments as of the two functions below."""
+    """Returns the divergences of a round with a fixed batch size, in both directions."""
     return _divergence_with(sigma, q, epsilons), _divergence_without(sigma, q, epsilons)
 
 
 def _divergence_with(sigma: float, q: float, epsilons: FloatArray) -> FloatArray:
-    """Returns the divergences of a fixed size, of outputs with a client from those without.
+    """Returns a fixed-size round's divergences of outputs with a client from those without it.
 
     Args:
       sigma: The standard deviation s of the noise, above zero.
@@ -843,8 +859,8 @@ def _divergence_with(sigma: float, q: float, epsilons: FloatArray) -> FloatArray
     """
     variance, factor = sigma**2, np.exp(epsilons)
     weight = (1.0 - q) * np.expm1(epsilons) / q
-    # P is larger for y > y*: with s = exp(y / s^2) and h = exp(-1 / 2 s^2), it is
-    # h s - e^eps - k h / s > 0.
+    # P has the larger density for y > y*. With s = exp(y / s^2) and h = exp(-1 / 2 s^2), the
+    # condition for this is h s - e^eps - k h / s > 0.
     log_half = -0.5 / variance
     root = np.sqrt(factor**2 + 4.0 * weight * math.exp(2.0 * log_half))
     cutoff = variance * (np.log(0.5 * (factor + root)) - log_half)
@@ -855,12 +871,12 @@ def _divergence_with(sigma: float, q: float, epsilons: FloatArray) -> FloatArray
 
 
 def _divergence_without(sigma: float, q: float, epsilons: FloatArray) -> FloatArray:
-    """Returns the divergences of a fixed size, of outputs without a client from those with it.
+    """Returns a fixed-size round's divergences of outputs without a client from those with it.
 
     Arguments are those of :func:`_divergence_with`.
     """
     grown = np.expm1(epsilons)
-    # (1 - q) + q exp((y - 1/2) / s^2) > e^eps.
+    # The cutoff is where the likelihood ratio (1 - q) + q exp((y - 1/2) / s^2) equals e^eps.
     cutoff = sigma**2 * np.log1p(grown / q) + 0.5
     upper = scipy.special.ndtr
     found = q * upper((1.0 - cutoff) / sigma) - (q + grown) * upper(-cutoff / sigma)
@@ -868,32 +884,33 @@ def _divergence_without(sigma: float, q: float, epsilons: FloatArray) -> FloatAr
 
 
 def _poisson_divergences(sigma: float, q: float, epsilons: FloatArray) -> _Divergences:
-    """Returns the divergences of a Poisson sample, with a client from without, and back.
+    """Returns the divergences of a Poisson-sampled round, in both directions.
 
     Args:
       sigma: The standard deviation s of the noise, above zero.
-      q: The probability that a client joins, in (0, 1].
+      q: The probability that a client joins the round, in (0, 1].
       epsilons: At least 0, of any shape.
 
     Returns:
-      Two arrays of that shape.
+      Two arrays of the shape of ``epsilons``: with the client from without, and the reverse.
     """
     rest = q - (1.0 - q) * np.expm1(epsilons)
-    # Outputs below the cutoff are more probable without the client.
+    # Outputs below the cutoff are more probable without the client than with it.
     with np.errstate(divide="ignore"):
         cutoff = sigma**2 * (np.log(np.maximum(rest, 0.0) / q) - epsilons) + 0.5
     below = scipy.special.ndtr
     found = rest * below(cutoff / sigma)
     found -= q * np.exp(epsilons) * below((cutoff - 1.0) / sigma)
     without = np.clip(np.where(rest > 0.0, found, 0.0), 0.0, 1.0)
-    # The divergence with the client is that of a fixed size without it.
+    # The divergence with the client from without equals a fixed-size one without the client from
+    # with.
     return _divergence_without(sigma, q, epsilons), without
 
 
 def _truncated_divergences(
     sigma: float, q: float, group_size: int, largest_batch: int, epsilons: FloatArray
 ) -> _Divergences:
-    """Returns bounds on the divergences of a truncated batch, with a client from without, and back.
+    """Returns bounds on the divergences of a truncated Poisson round, in both directions.
 
     Args:
       sigma: The standard deviation s of the noise, above zero.
@@ -903,31 +920,33 @@ def _truncated_divergences(
       epsilons: At least 0, of any shape.
 
     Returns:
-      Two arrays of that shape.
+      Two arrays of the shape of ``epsilons``: with the client from without, and the reverse.
     """
     with_client, without_client = _poisson_divergences(sigma, q, epsilons)
     cut = float(_binomial_tail(largest_batch, group_size - 1, q))
     if group_size <= largest_batch or cut == 0.0:
         return with_client, without_client
-    # A cut batch has the client with the probability r. Divergences do not fall where r grows.
+    # r is the probability that a truncated batch has the client. Rounding it up is safe, because
+    # divergences do not decrease where r grows.
     stays = largest_batch / group_size * float(_binomial_tail(largest_batch + 1, group_size, q))
     r = min(stays / cut * (1.0 + _ROUNDING_OF_TAILS), q)
-    # The weights of both add up to a little more than 1.
+    # Both weights are rounded up, so that they add up to a little more than 1.
     whole, cut = min(1.0 - cut + _ROUNDING_OF_TAILS, 1.0), cut * (1.0 + _ROUNDING_OF_TAILS)
     kept, replaced = _fixed_divergences(sigma, r, epsilons)
     return whole * with_client + cut * kept, whole * without_client + cut * replaced
 
 
 def _binomial_tail(count: int | IntArray, trials: int | IntArray, probability: float) -> FloatArray:
-    """Returns the probability that at least ``count`` of independent trials succeed.
+    """Returns the probability that at least ``count`` of ``trials`` independent trials succeed.
 
     Args:
-      count: How many, at least 1.
-      trials: How many trials.
-      probability: The probability that one succeeds.
+      count: The number of successes, at least 1.
+      trials: The number of trials.
+      probability: The probability that one trial succeeds.
 
     Returns:
-      An incomplete beta function, of the shape of both.
+      The probabilities, by an incomplete beta function, in the common shape of ``count`` and
+      ``trials``.
     """
     fails = np.maximum(trials - count, 0) + 1
     return np.asarray(scipy.special.betainc(count, fails, probability))

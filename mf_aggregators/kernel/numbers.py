@@ -24,28 +24,28 @@ FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 IntArray: TypeAlias = npt.NDArray[np.integer[Any]]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 ComplexArray: TypeAlias = npt.NDArray[np.complexfloating[Any, Any]]
-# Rows of noise are floats, or integers in quantization steps.
+# Real numbers, as in rows of noise: floats, or integers in quantization steps.
 RealArray: TypeAlias = FloatArray | IntArray
-# Types of entries that NumPy converts to numbers without an error.
+# Types of entries that are refused as numbers, though NumPy converts them without an error.
 _NO_NUMBERS = (
     *(bool, np.bool_, str, bytes, type(None), np.ma.MaskedArray),
     *(np.complexfloating, np.datetime64, np.timedelta64),
 )
-# The most characters of a value in a message.
+# The most characters of a value that are shown in a message.
 _MOST_SHOWN = 80
-# Every decimal of 15 digits survives as a float, so that floats can be formatted.
+# The digits that a format may have: every decimal of at most 15 digits survives as a float.
 _DIGITS = tuple(map(str, range(1, 16)))
-# Enough for all digits of any float.
+# A precision that is enough for all decimal digits of any float.
 _ALL_DIGITS = 1100
 
 
 class Error(Exception):
-    """Base of refusals that have a type of their own.
+    """Base class of all errors of this library that have a type of their own.
 
-    Use it when a program has to catch every refusal of this library that is no wrong argument.
+    Use it when a program has to catch every refusal of this library but those of wrong arguments.
 
-    Arguments that are out of range are plain ValueErrors and TypeErrors, as everywhere in Python.
-    Each subclass is one of Python's own errors too, such as ValueError or OSError.
+    Arguments of wrong values or types raise plain ValueErrors and TypeErrors, as everywhere in
+    Python. Each subclass is one of Python's own errors too, such as ValueError or OSError.
 
     Example:
       >>> import mf_aggregators as mfa
@@ -58,15 +58,15 @@ class Error(Exception):
 
 
 class NotProved(Error, ValueError):  # noqa: N818
-    """A claim that the kernel does not prove; the message says why."""
+    """Raised if the kernel does not prove a claim; the message says why."""
 
 
 class ReleaseError(Error, RuntimeError):
-    """A round that must not be released; nothing was, and the state is as it was."""
+    """Raised if a round must not be released: nothing was released, and the state is unchanged."""
 
 
 def shown(value: Any) -> str:
-    """Returns a value as a message shows it: arrays and what is long by shape, length or type."""
+    """Returns a value as text for a message; arrays and long values by shape, length or type."""
     shape = getattr(value, "shape", None)
     if isinstance(shape, tuple) and shape:
         return f"an array of shape {shape}"
@@ -102,14 +102,14 @@ def non_negative_integer(value: Any, name: str) -> int:
 
 
 def set_checked(frozen: Any, **checks: Callable[[Any, str], Any]) -> None:
-    """Replaces attributes of a frozen dataclass by checked ones, except None where it is allowed.
+    """Replaces attributes of a frozen dataclass by checked values; an allowed None stays None.
 
     Args:
-      frozen: The instance, while it is being made.
-      **checks: For each attribute, a function of its value and name, as those of this module.
+      frozen: The instance, inside its ``__post_init__``.
+      **checks: For each attribute, a function of its value and name, such as those of this module.
 
     Raises:
-      ValueError: As the checks raise it.
+      ValueError: If one of the checks raises it.
     """
     types = {each.name: each.type for each in dataclasses.fields(frozen)}
     for name, check in checks.items():
@@ -119,7 +119,7 @@ def set_checked(frozen: Any, **checks: Callable[[Any, str], Any]) -> None:
 
 
 def set_positive_integers(frozen: Any, *names: str) -> None:
-    """Makes attributes of a frozen dataclass ints of at least 1, as :func:`set_checked` does."""
+    """Replaces attributes of a frozen dataclass by ints, which must be at least 1."""
     set_checked(frozen, **dict.fromkeys(names, positive_integer))
 
 
@@ -173,7 +173,7 @@ def delta(value: Any, name: str = "delta") -> float:
 def _checked(
     value: Any, name: str, must: str, holds: Callable[[float], bool], *, is_finite: bool = True
 ) -> float:
-    """A number of which a condition holds that NaN does not satisfy."""
+    """Returns a value as a float, or raises ValueError unless a condition holds; NaN never does."""
     found = number(value, name)
     if is_finite and not math.isfinite(found):
         must = "must be finite"
@@ -199,10 +199,10 @@ def real_array(values: Any, name: str) -> FloatArray:
 
 
 def _reals(values: Any, name: str, must: str) -> FloatArray:
-    """Real numbers as a float64 array."""
+    """Returns values as a float64 array, or raises ValueError unless all are real numbers."""
     try:
         array = np.asarray(values)
-        # NumPy makes ones of truth values between numbers.
+        # NumPy converts truth values between numbers to ones, so entries are checked before.
         given = np.array(values, object) if isinstance(values, (list, tuple)) else array
         is_mixed = given.dtype.kind == "O" and any(
             isinstance(_scalar(each), _NO_NUMBERS) for each in given.flat
@@ -218,12 +218,12 @@ def _reals(values: Any, name: str, must: str) -> FloatArray:
 
 
 def _scalar(value: Any) -> Any:
-    """The number in an array without dimensions; other values unchanged."""
+    """Returns the number in an array without dimensions, and any other value unchanged."""
     return value[()] if isinstance(value, np.ndarray) and value.ndim == 0 else value
 
 
 def digest(described: str, arrays: Iterable[npt.NDArray[Any]] = (), key: bytes = b"") -> bytes:
-    """Returns 32 bytes that bind a text and arrays: their dtypes, shapes and numbers, bit for bit.
+    """Returns a 32-byte digest of a text and of arrays: their dtypes, shapes and numbers.
 
     Args:
       described: The text.
@@ -238,7 +238,7 @@ def digest(described: str, arrays: Iterable[npt.NDArray[Any]] = (), key: bytes =
 
 
 def rounded_up(value: float, form: str = ".4g") -> str:
-    """Returns the least number of a format that is not below a value.
+    """Returns a value as text with few digits, rounded up: never below the value.
 
     Args:
       value: Any float.
@@ -255,7 +255,7 @@ def rounded_up(value: float, form: str = ".4g") -> str:
 
 
 def rounded_down(value: float, form: str = ".4g") -> str:
-    """Returns the largest number of a format that is not above a value: for lower bounds.
+    """Returns a value as text with few digits, rounded down: never above it, for lower bounds.
 
     Args:
       value: Any float.
@@ -271,17 +271,17 @@ def rounded_down(value: float, form: str = ".4g") -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Returns a number of things, as in ``1 round`` and ``3 rounds``.
+    """Returns a number and its noun as text, such as ``1 round`` or ``3 rounds``.
 
     Args:
-      number: How many.
-      noun: One of them.
+      number: The number.
+      noun: The noun in the singular.
     """
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def pair(epsilon: float, delta: float, form: str = ".4g") -> str:
-    """Returns the numbers of a guarantee as ``(8, 1e-06)``, both rounded up.
+    """Returns epsilon and delta as text, such as ``(8, 1e-06)``, both rounded up.
 
     Args:
       epsilon: The epsilon.
@@ -295,15 +295,15 @@ def pair(epsilon: float, delta: float, form: str = ".4g") -> str:
 
 
 def stated_pair(epsilon: float, delta: float, form: str = ".4g") -> str:
-    """Returns the numbers of a guarantee as ``(8, 1e-06)-DP``, or that there is no finite epsilon.
+    """Returns ``(8, 1e-06)-DP`` as text, or a text that says that there is no finite epsilon.
 
     Args:
       epsilon: The epsilon, or infinity.
       delta: As in :func:`pair`.
-      form: As there.
+      form: As in :func:`pair`.
 
     Raises:
-      ValueError: As there.
+      ValueError: As in :func:`pair`.
     """
     if math.isfinite(epsilon):
         return f"{pair(epsilon, delta, form)}-DP"
