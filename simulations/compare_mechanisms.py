@@ -34,7 +34,7 @@ from simulations.runs import run_config
 
 MARKDOWN_FILE = "comparison.md"
 
-# Why runs of a comparison cannot be handed a flag.
+# Flags that --flags may not contain, each with the reason for a message.
 _NOT_HANDED_ON: Mapping[str, str] = {
     "output_dir": "each run has a directory of its own in --output_dir",
     "mechanism": "--mechanisms names them",
@@ -45,7 +45,7 @@ _NOT_HANDED_ON: Mapping[str, str] = {
     "cohort_seed": "each repetition has one of its own",
     "flagfile": "name its flags themselves",
 }
-# A run without noise refuses these.
+# Flags that a run with --mechanism=none refuses, and that only private runs are handed.
 _OF_PRIVATE_RUNS = (
     *("target_epsilon", "target_rho", "noise_multiplier", "audit_canaries"),
     *("private_metrics", "largest_loss", "largest_examples"),
@@ -58,7 +58,7 @@ def _mechanisms() -> list[str]:
 
 
 def parse_flags(text: str) -> dict[str, str]:
-    """Returns the flags that are handed to every run, by name and in the order of names.
+    """Parses --flags, the flags that every run is handed, into a dict by name, in sorted order.
 
     Args:
       text: Flags as a shell would split them, each ``--name=value``, ``--name`` or
@@ -109,7 +109,7 @@ def define_flags(values: flags.FlagValues) -> None:
 
 
 def main(values: flags.FlagValues) -> int | None:
-    """Trains the runs that are not finished and compares all; returns the exit status."""
+    """Trains the runs that are not finished yet, compares all runs and returns the exit status."""
     start = time.monotonic()
     runs = _planned(values)
     finished = repeated_runs.run_all("compare-mechanisms", runs)
@@ -146,7 +146,7 @@ def _planned(values: flags.FlagValues) -> list[RepeatedRun]:
 
 
 def _flags_of(given: Mapping[str, str], mechanism: str) -> tuple[str, ...]:
-    """The flags that runs are handed: those that runs of the mechanism do not refuse."""
+    """Returns the flags given in --flags, without those that runs of the mechanism refuse."""
     refused = _OF_PRIVATE_RUNS if mechanism == run_config.NOT_PRIVATE else ()
     return tuple(word for name, word in given.items() if name not in refused)
 
@@ -157,7 +157,7 @@ def _report(
     finished: Mapping[RepeatedRun, FinishedRun],
     start: float,
 ) -> None:
-    """Tabulates and draws the results, and prints the guarantee of all runs together."""
+    """Tabulates and draws the results of all runs, and prints their joint privacy guarantee."""
     root = runs[0].root
     results: dict[str, list[FinishedRun]] = {}
     for each in runs:

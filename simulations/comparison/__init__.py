@@ -1,1 +1,1 @@
-"""Several runs, side by side."""
+"""Comparisons of training runs: several mechanisms, each trained several times."""

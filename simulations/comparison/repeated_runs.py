@@ -1,8 +1,9 @@
-"""Runs of a training command, each in a process of its own: several variants, several times.
+"""Runs a training command with several variants of its flags, each several times, in processes.
 
 Every run draws its own secret noise. Cohorts, data order and initial weights are the same for all
-variants of a repetition. Finished runs keep their results; what was cut off is resumed; a stop
-leaves as many runs of each variant.
+variants of a repetition. Finished runs keep their results, and a run that was cut off is resumed.
+Runs go repetition by repetition, so that after a stop the numbers of finished runs of two variants
+differ by one at most.
 """
 
 import contextlib
@@ -31,7 +32,8 @@ from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.tff import processes
 from simulations.runs import run_config, run_directory
 
-# Commands by module, which are started and never imported: they import this package.
+# The module of each command that trains. A module is started as a process, and never imported here:
+# it imports this package itself.
 MODULES: Mapping[str, str] = {
     "run-stackoverflow": "stackoverflow_nwp.run_stackoverflow",
     "run-cifar10": "simulations.examples.cifar10",
@@ -39,18 +41,20 @@ MODULES: Mapping[str, str] = {
     "run-fashion-mnist": "simulations.examples.fashion_mnist",
 }
 
-# Flags that a finished run would have finished the same with.
+# Matches flags that do not change a run's result, so that a finished run counts whatever their
+# values.
 _CHANGES_NOTHING = re.compile(rf"--({'|'.join(run_config.NOT_OF_THE_RUN)})(=|$)")
 _POLL_SECONDS = 0.1
-# An audited run draws its own canaries, and the clients with them.
+# Matches --audit_canaries: an audited run draws its own canaries, and which clients take part
+# depends on them.
 _AUDITED = re.compile(r"--audit_canaries(=|$)")
-# The time that a run has after a second request to stop.
+# The seconds that a run has to end by itself after a second request to stop; it is killed then.
 _SECONDS_TO_END = 20.0
 
 
 @dataclasses.dataclass(frozen=True)
 class FinishedRun:
-    """The result of a run, as comparisons use it.
+    """Result of a finished training run: the figures that comparisons use.
 
     Attributes:
       test_accuracy: A fraction.
@@ -96,9 +100,9 @@ class RepeatedRun:
     """One run of a variant and its files.
 
     Attributes:
-      root: Where runs of all variants are.
+      root: The directory that has the runs of all variants.
       command: A key of ``MODULES``.
-      variant: What it runs.
+      variant: The variant of flags that the run trains with.
       repetition: 1, 2, ...
     """
 
@@ -109,7 +113,7 @@ class RepeatedRun:
 
     @property
     def name(self) -> str:
-        """The name of its directory and files."""
+        """The name of the run's directory, log and result file: the variant and the repetition."""
         return f"{self.variant.name}_{self.repetition}"
 
     @property
@@ -119,17 +123,17 @@ class RepeatedRun:
 
     @property
     def log(self) -> pathlib.Path:
-        """The log: the run's standard error."""
+        """The path of the run's log, which has its standard error."""
         return self.root / f"{self.name}.log"
 
     @property
     def result(self) -> pathlib.Path:
-        """The file of the result of a finished run."""
+        """The path of the JSON file with the run's result; it exists once the run is finished."""
         return self.root / f"{self.name}.json"
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The entries that a stored result must share with this run."""
+        """The entries that a stored result must have to count as the result of this run."""
         return {
             "command": self.command,
             "mechanism": self.variant.mechanism,
@@ -137,7 +141,7 @@ class RepeatedRun:
         }
 
     def arguments(self, directory: pathlib.Path) -> list[str]:
-        """Returns the command line of a process that trains into a directory."""
+        """Returns the command line that trains this run and writes into a directory."""
         is_audited = any(_AUDITED.match(flag) for flag in self.variant.flags)
         return [
             sys.executable,
@@ -154,7 +158,7 @@ class RepeatedRun:
 def planned(
     root: pathlib.Path, command: str, variants: Sequence[Variant], repetitions: int
 ) -> list[RepeatedRun]:
-    """Returns all runs, repetition by repetition, so that a stop leaves as many of each.
+    """Returns all runs of a comparison, in the order in which they are trained.
 
     Args:
       root: Where they go.
@@ -215,7 +219,8 @@ def run_all(program: str, runs: Sequence[RepeatedRun]) -> dict[RepeatedRun, Fini
                     break
                 finished[run] = result
                 progress.update()
-                # After one run more, not after all: data may have changed in between.
+                # Compare after each run, not only after all: packages or data may have changed in
+                # between.
                 run_directory.check_alike(directories)
     if len(finished) == len(runs):
         return finished
@@ -228,7 +233,7 @@ def run_all(program: str, runs: Sequence[RepeatedRun]) -> dict[RepeatedRun, Fini
 
 
 def _run(run: RepeatedRun, lock: int, stop: processes.StopRequest) -> FinishedRun | None:
-    """Runs a process until it ends, and keeps its result.
+    """Trains one run in a process, waits for its end and saves its result.
 
     Args:
       run: What is run, or resumed.
@@ -242,7 +247,7 @@ def _run(run: RepeatedRun, lock: int, stop: processes.StopRequest) -> FinishedRu
       CommandError: If it failed or printed no result.
     """
     start = time.monotonic()
-    # The time that a run took before it was cut off is not known.
+    # A resumed run reports no wall time: the time that it took before it was cut off is not known.
     is_resumed = run.directory.exists()
     atomic_files.remove_unfinished(run.result)
     with tempfile.TemporaryFile() as output, run.log.open("ab") as errors:
@@ -290,9 +295,10 @@ def _run(run: RepeatedRun, lock: int, stop: processes.StopRequest) -> FinishedRu
 
 @contextlib.contextmanager
 def _locked(root: pathlib.Path) -> Iterator[int]:
-    """Keeps other comparisons out of a directory; yields the descriptor that does.
+    """Locks a directory against other comparisons; yields the file descriptor that holds the lock.
 
-    Runs inherit it: one that outlives a killed comparison keeps the directory until it ends.
+    Runs inherit the descriptor: a run that outlives a killed comparison keeps the lock until it
+    ends.
     """
     with (root / ".lock").open("w") as file:
         try:
@@ -306,7 +312,7 @@ def _locked(root: pathlib.Path) -> Iterator[int]:
 
 
 def _read_result(run: RepeatedRun) -> FinishedRun:
-    """The result of a run that finished before."""
+    """Reads the stored result of a run that finished before."""
     try:
         contents = inputs.parsed_json(run.result.read_text(encoding="utf-8"))
         identity = {name: contents[name] for name in run.identity}
@@ -327,7 +333,7 @@ def _read_result(run: RepeatedRun) -> FinishedRun:
 def _finished(
     result: Mapping[str, Any], seconds: float | None, directory: pathlib.Path
 ) -> FinishedRun:
-    """The run of a result, as its command prints it."""
+    """Returns a FinishedRun made of the JSON result that the training command printed."""
     accuracy = float(result["test_accuracy"])
     if not math.isfinite(accuracy):
         raise ValueError(f"its test_accuracy is {accuracy}")
@@ -349,18 +355,19 @@ def _finished(
 
 
 def _check_flags(run: RepeatedRun, stop: processes.StopRequest) -> None:
-    """Lets a command check its flags, and ends it once it has begun to run, or at a stop.
+    """Starts a command to let it check its flags, and ends it when they are good, or at a stop.
 
-    So a mistake in the flags of the last mechanism is found before the first one trains for hours.
+    A mistake in the flags of the last mechanism is found before the first mechanism trains for
+    hours.
 
     Raises:
       CommandError: If the command refuses its flags.
     """
     scratch = pathlib.Path(tempfile.mkdtemp(prefix=".flags-", dir=run.root))
-    # Written when all flags were found good.
+    # The command writes config.json once it has found all its flags good.
     config = scratch / "run" / run_directory.CONFIG_FILE
     try:
-        # Pipes end the other process if this one is killed.
+        # With pipes as its output, the other process ends if this one is killed.
         with _process(run.arguments(scratch / "run"), subprocess.PIPE, subprocess.PIPE) as child:
             while child.returncode is None and not config.exists() and not stop.is_set:
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -382,14 +389,15 @@ def _process(
     errors: int | IO[bytes],
     inherited: Sequence[int] = (),
 ) -> Iterator["subprocess.Popen[bytes]"]:
-    """Starts a process; at the end it is killed if it has not ended, and so are its workers."""
+    """Starts a training process; on exit, kills it and its TFF workers if they still run."""
     with subprocess.Popen(
         arguments,
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=errors,
         pass_fds=inherited,
-        # A terminal's Ctrl-C reaches this process alone, which passes it on once.
+        # The child gets a session of its own: a terminal's Ctrl-C reaches only this process, which
+        # passes it on once.
         start_new_session=True,
     ) as child:
         try:
@@ -400,6 +408,6 @@ def _process(
 
 
 def _last_line(printed: bytes) -> str:
-    # Progress bars end their lines by returning to the first column.
+    # Lines are split at carriage returns too, because progress bars end their lines with one.
     lines = [line.strip() for line in re.split(r"[\r\n]", printed.decode("utf-8", "replace"))]
     return next((line for line in reversed(lines) if line), "(nothing)")

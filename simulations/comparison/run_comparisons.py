@@ -1,8 +1,9 @@
-"""Tables and sentences of repeated runs: accuracies with intervals, and privacy.
+"""Tables and sentences that compare repeated training runs by accuracy and privacy.
 
-In a repetition, runs of all mechanisms have the same cohorts, data order and initial weights, and
-noise of their own. Their shares in an accuracy are the same for two mechanisms, and cancel in the
-difference. Over repetitions, differences are taken to be independent and normally distributed.
+In a repetition, runs of all mechanisms have the same cohorts, data order and initial weights; each
+has noise of its own. What cohorts, data order and initial weights contribute to an accuracy is
+taken to be the same for two mechanisms, and cancels in the difference of their accuracies. Over
+repetitions, differences are taken to be independent and normally distributed.
 """
 
 import dataclasses
@@ -23,13 +24,13 @@ from simulations.runs.run_directory import ParticipationLedger, RunDirectory
 CONFIDENCE = 0.95
 
 _EPSILON_TOLERANCE = 1e-3
-# A smaller standard deviation of accuracies is the rounding of equal ones.
+# Accuracies with a standard deviation below this are equal: they differ by rounding only.
 _NO_DEVIATION = 1e-9
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """The repetitions of one mechanism.
+    """Row of the comparison's table: the results of one mechanism over its repetitions.
 
     Attributes:
       mechanism: The mechanism.
@@ -37,8 +38,8 @@ class Row:
       test_accuracy_mean: The mean of their test accuracies, fractions.
       test_accuracy_half_width: Half the width of the 95 % interval of Student's t around the
         mean, for accuracies that are normally distributed over runs; None for a single run.
-      test_accuracy_min: The smallest.
-      test_accuracy_max: The largest.
+      test_accuracy_min: The smallest of their test accuracies.
+      test_accuracy_max: The largest of their test accuracies.
       epsilon: The largest epsilon of a run; None if one of them is not private.
       delta: The largest delta of a run; None if one of them is not private.
       seconds_mean: The mean wall time of the runs that were never resumed; None if there
@@ -58,16 +59,16 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class PairedDifference:
-    """The difference of test accuracies of two mechanisms over repetitions.
+    """Difference of the test accuracies of two mechanisms, paired by repetition.
 
     Attributes:
       higher: The mechanism of the higher mean.
-      lower: The other one.
+      lower: The mechanism of the lower mean.
       repetitions: The number of pairs of runs.
       mean: The mean difference, a fraction, not negative.
       half_width: Half the width of its interval of Student's t. The intervals of all pairs of a
-        comparison hold together with 95 % (Bonferroni). None for a single difference, and where all
-        are equal: nobody knows how differences vary.
+        comparison hold together with 95 % (Bonferroni). None for a single difference, and if all
+        differences are equal: then it is unknown how much they vary.
       p_value: The p-value of the two-sided paired t-test of this pair alone; None as
         ``half_width``.
     """
@@ -81,16 +82,16 @@ class PairedDifference:
 
     @property
     def is_apart(self) -> bool:
-        """Whether the interval excludes zero."""
+        """Whether the interval of the mean difference excludes zero."""
         return self.half_width is not None and self.mean > self.half_width
 
 
 @dataclasses.dataclass(frozen=True)
 class Composition:
-    """All private runs of a comparison, which train on the same clients.
+    """The guarantee of all private runs of a comparison together: they train on the same clients.
 
     Attributes:
-      private_runs: How many they are.
+      private_runs: The number of private runs.
       other_runs: The number of the other runs, which guarantee nothing.
       epsilon: The epsilon of the private runs together, for a client that may be in all of
         them; None without private runs, and where none can be stated.
@@ -106,7 +107,7 @@ class Composition:
 
 
 def half_widths(values: np.ndarray, level: float = 1.0 - CONFIDENCE) -> np.ndarray:
-    """Returns half the widths of the intervals of Student's t around means over runs.
+    """Returns half the widths of Student's t intervals around the means of values over runs.
 
     Args:
       values: (m, ...) float64: of m runs, at least one.
@@ -122,7 +123,7 @@ def half_widths(values: np.ndarray, level: float = 1.0 - CONFIDENCE) -> np.ndarr
 
 
 def summarise(runs: Mapping[str, Sequence[FinishedRun]]) -> tuple[Row, ...]:
-    """Summarises repeated runs, at least one of each mechanism.
+    """Returns one row of the table for each mechanism, from its repeated runs (at least one each).
 
     Returns:
       A row for each mechanism: first those that are not private, with which privacy is compared,
@@ -154,9 +155,10 @@ def _largest(values: Sequence[float | None]) -> float | None:
 
 
 def separated(rows: Sequence[Row]) -> list[tuple[str, str]]:
-    """Returns the pairs of mechanisms with disjoint intervals, the higher first.
+    """Returns the pairs of mechanisms whose accuracy intervals are disjoint, the better one first.
 
-    Pairs are in the order of their means. Single runs have no interval, and are in none.
+    Pairs are in the order of their means. A mechanism with a single run has no interval, and is in
+    no pair.
     """
     known = [
         (row.mechanism, row.test_accuracy_mean, row.test_accuracy_half_width)
@@ -171,10 +173,10 @@ def separated(rows: Sequence[Row]) -> list[tuple[str, str]]:
 
 
 def unfairness(runs: Mapping[str, Sequence[FinishedRun]]) -> str | None:
-    """Returns why accuracies of these runs say nothing of their mechanisms, or None.
+    """Returns the reason why these runs' accuracies are no fair comparison of mechanisms, or None.
 
-    They do not if the private runs have epsilons that differ by more than 0.1 %, or other deltas,
-    or some run has another number of rounds.
+    The comparison is unfair if the private runs have epsilons that differ by more than 0.1 % or
+    different deltas, or if the runs differ in their number of rounds.
     """
     every = [run for of_mechanism in runs.values() for run in of_mechanism]
     epsilons = [run.epsilon for run in every if run.epsilon is not None]
@@ -197,7 +199,7 @@ def unfairness(runs: Mapping[str, Sequence[FinishedRun]]) -> str | None:
 
 
 def separation_line(rows: Sequence[Row], pairs: Sequence[tuple[str, str]], why: str | None) -> str:
-    """Returns one sentence on the order that intervals support.
+    """Returns one sentence: which mechanisms the intervals show to be more accurate than which.
 
     Args:
       rows: The mechanisms.
@@ -217,7 +219,7 @@ def separation_line(rows: Sequence[Row], pairs: Sequence[tuple[str, str]], why: 
 
 
 def paired_differences(accuracies: Mapping[str, Sequence[float]]) -> tuple[PairedDifference, ...]:
-    """Compares all pairs of mechanisms, in the order of their means, the highest first.
+    """Returns the paired difference of all pairs of mechanisms, those with higher means first.
 
     Args:
       accuracies: By mechanism, the test accuracies of its repetitions, in the same order and as
@@ -244,10 +246,10 @@ def paired_differences(accuracies: Mapping[str, Sequence[float]]) -> tuple[Paire
 
 
 def why_not_paired(finished: Mapping[RepeatedRun, FinishedRun]) -> str | None:
-    """Returns why runs of a repetition are no pairs, or None if they are.
+    """Returns the reason why runs of one repetition cannot be compared as pairs, or None.
 
-    Their flags do not decide, but the participations in their ledgers and the weights that training
-    began with.
+    Runs are pairs if they have the same cohort seed, the same participations in their ledgers and
+    the same initial weights.
     """
     first: dict[int, tuple[RepeatedRun, tuple[object, ...]]] = {}
     for run, result in finished.items():
@@ -258,7 +260,7 @@ def why_not_paired(finished: Mapping[RepeatedRun, FinishedRun]) -> str | None:
             clients = ParticipationLedger.load(RunDirectory(run.directory).ledger).digest()
         except ValueError as error:
             return str(error)
-        # The order in which clients go through their data follows from the seed alone.
+        # The cohort seed is compared because it alone determines the order of each client's data.
         found = (config.get("cohort_seed"), clients, result.initial_model)
         other, same = first.setdefault(run.repetition, (run, found))
         for what, mine, others in zip(
@@ -270,7 +272,7 @@ def why_not_paired(finished: Mapping[RepeatedRun, FinishedRun]) -> str | None:
 
 
 def lines_on_pairs(pairs: Sequence[PairedDifference], why: str | None) -> list[str]:
-    """Returns sentences on the pairs of a comparison.
+    """Returns sentences on the paired differences of accuracy in a comparison.
 
     Args:
       pairs: The result of :func:`paired_differences`.
@@ -306,13 +308,13 @@ def composition(runs: Iterable[FinishedRun]) -> Composition:
         events = stated_runs.Others.events_of([run.directory for run in private], delta)
         epsilon = accounting.composed_epsilon(events, delta)
     except ValueError as error:
-        # The accuracies are tabulated nevertheless: they took hours of training.
+        # No error is raised, so that accuracies are tabulated: they took hours of training.
         return Composition(len(private), others, None, delta, str(error))
     return Composition(len(private), others, epsilon, delta)
 
 
 def composition_line(found: Composition) -> str:
-    """Returns a sentence on the guarantee for a client of all runs, rounded up."""
+    """Returns a sentence on the guarantee of a client who is in all runs; epsilon is rounded up."""
     if found.private_runs == 0:
         return "No run is private."
     if found.epsilon is None or found.delta is None:
@@ -334,7 +336,7 @@ def composition_line(found: Composition) -> str:
 
 
 def to_markdown(rows: Sequence[Row]) -> str:
-    """Returns a Markdown table of mechanisms with aligned columns."""
+    """Returns a Markdown table with aligned columns and one row for each mechanism."""
     header = "mechanism,test accuracy,95 % interval,min,max,epsilon,delta,runs,minutes"
     cells = [
         [
@@ -354,7 +356,7 @@ def to_markdown(rows: Sequence[Row]) -> str:
 
 
 def pairs_to_markdown(pairs: Sequence[PairedDifference]) -> str:
-    """Returns a Markdown table of differences in points, with aligned columns."""
+    """Returns an aligned Markdown table of accuracy differences in percentage points."""
     header = "difference,points,interval"
     cells = [
         [
@@ -372,7 +374,7 @@ def _text(value: float | None, form: str, factor: float = 1.0) -> str:
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table of a heading and rows: names at the left, numbers at the right."""
+    """Returns a Markdown table from a heading and rows; names are aligned left, numbers right."""
     first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
     rule = ["-" * first, *("-" * (width - 1) + ":" for width in others)]
     lines = []

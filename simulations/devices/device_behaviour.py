@@ -1,8 +1,8 @@
 """The behaviour of devices and their server in a run, its flags, and which devices are available.
 
-A production server meets only those devices that are idle, on charge and on a free network
-just then (Bonawitz et al. 2019, Towards Federated Learning at Scale). The models of availability
-say which ones these are, for as many of the devices as are asked about.
+A production server meets only those devices that are idle, on charge and on a free network just
+then (Bonawitz et al. 2019, Towards Federated Learning at Scale). The models of availability say
+which of the devices that are asked about are available.
 
 Each model is a function of (seed, device, time) and keeps no memory: asking about a few thousand
 of ten million devices draws nothing for the others, and a resumed run finds the same devices.
@@ -31,22 +31,22 @@ from simulations import flag_fields
 from simulations.flag_fields import flag
 
 _MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0
-# The group of the flags of devices.
+# The title of the flags of devices in --help.
 _GROUP = "Devices"
 
-# The constants of SplitMix64: the step between states, and those of the finaliser.
+# Constants of the SplitMix64 generator: the step between states, and two factors of its finaliser.
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _FIRST_FACTOR = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND_FACTOR = np.uint64(0x94D049BB133111EB)
 
-# Purposes of random numbers, which are independent of one another.
+# Purposes for :func:`uniform`: random numbers of two purposes are independent of each other.
 _INDEPENDENT = 0
 _ZONE = 1
 _WINDOW_START = 2
 _WINDOW_LENGTH = 3
 _NIGHT = 4
 
-# The largest device of a trace, which takes a byte for each device up to it.
+# The largest device number in a trace: a Trace keeps one byte for each device up to its largest.
 _LARGEST_DEVICE = 10**8
 
 _COLUMNS = ("device", "start_seconds", "end_seconds")
@@ -79,7 +79,7 @@ class Availability(abc.ABC):
         """
 
     def is_possible(self, seconds: float) -> bool:
-        """Returns False if certainly no device is available at a moment, without asking each."""
+        """Returns False if it is certain, without asking each device, that none is available."""
         return True
 
     def check_population(self, num_devices: int) -> None:  # noqa: B027
@@ -88,7 +88,7 @@ class Availability(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Always(Availability):
-    """Every device is available at any time."""
+    """Availability where every device is available at any time."""
 
     is_always: ClassVar[bool] = True
 
@@ -101,7 +101,7 @@ class Always(Availability):
 
 @dataclasses.dataclass(frozen=True)
 class Independent(Availability):
-    """Each device is available with the same probability, independently each time it is asked.
+    """Availability of each device with one probability, drawn anew each time it is asked.
 
     Attributes:
       available_probability: The probability that a device is available, for
@@ -119,14 +119,14 @@ class Independent(Availability):
     def available(
         self, devices: np.ndarray, seconds: float, round_index: int, seed: int
     ) -> np.ndarray:
-        """Returns (m,) bool: a fresh draw for each device, round and moment."""
+        """Returns (m,) bool, drawn independently for each device, round and moment."""
         draws = uniform(seed, _INDEPENDENT, devices, _bits(seconds), round_index)
         return draws < self.available_probability
 
 
 @dataclasses.dataclass(frozen=True)
 class Diurnal(Availability):
-    """Devices that are available at night, on some nights, by the clock of where they are.
+    """Availability on some nights, by the local time of each device's time zone.
 
     Each device has a time zone, and one window of the day in local time, whose start and length are
     drawn once for the device, uniformly. Its duty cycle is the window's share of the day times the
@@ -182,12 +182,12 @@ class Diurnal(Availability):
     def available(
         self, devices: np.ndarray, seconds: float, round_index: int, seed: int
     ) -> np.ndarray:
-        """Returns (m,) bool: devices in their window that are on charge and idle this night."""
+        """Returns (m,) bool, True for devices in their window, on charge and idle this night."""
         starts, lengths = self.windows(devices, seed)
         since_first_start = seconds - starts
         nights = np.floor(since_first_start / _DAY)
         found = since_first_start - nights * _DAY < lengths
-        # Most devices are outside their window: only the others need a draw.
+        # Draws are made only for devices inside their window, which most devices are not.
         inside = np.flatnonzero(found)
         nights_inside = nights[inside].astype(np.int64).view(np.uint64)
         draws = uniform(seed, _NIGHT, devices[inside], nights_inside)
@@ -195,16 +195,16 @@ class Diurnal(Availability):
         return found
 
     def is_possible(self, seconds: float) -> bool:
-        """Returns whether windows may be open in some time zone."""
+        """Returns whether some device's window may be open, in any time zone."""
         peopled = np.asarray(self.utc_offsets, dtype=np.float64)[self._weights() > 0.0]
         earliest = self.window_start_hour - self.window_spread_hours - peopled
-        # A second for rounding.
+        # The possible span of windows is made a second longer at either end, for rounding.
         since_earliest = np.mod(seconds - earliest * _HOUR + 1.0, _DAY)
         longest = (2.0 * self.window_spread_hours + self.longest_window_hours) * _HOUR
         return bool(np.any(since_earliest < longest + 2.0))
 
     def windows(self, devices: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the windows of some devices, which recur every day.
+        """Returns start and length of the daily windows in which devices may be available.
 
         Args:
           devices: (m,) int64.
@@ -228,7 +228,7 @@ class Diurnal(Availability):
 
 
 class Trace(Availability):
-    """Availability as it was recorded: for each device, the spans in which it was available.
+    """Availability as recorded in data, as spans of time in which each device was available.
 
     Devices without a span are never available. A span holds its start and not its end.
     """
@@ -275,13 +275,13 @@ class Trace(Availability):
             )
         self._devices, self._starts, self._ends = ids.astype(np.int64), starts, ends
         self._period = period_seconds
-        # The devices that are available at the moment that was asked for last.
+        # A cache of the last answer: which devices are available at the moment _moment.
         self._moment = math.nan
         self._is_available = np.zeros(int(np.max(self._devices)) + 1, dtype=bool)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], period_seconds: float | None = None) -> "Trace":
-        """Reads a trace.
+        """Reads a trace of availability from a text file or a .npz file.
 
         Args:
           path: A text file of ``device,start_seconds,end_seconds`` lines, of which the first
@@ -306,14 +306,14 @@ class Trace(Availability):
         except OSError as error:
             raise TraceError(f"{file} cannot be read: {error.strerror or error}.") from error
         except Exception as error:
-            # NumPy's reader raises many types for a damaged archive.
+            # Catch all errors: NumPy raises many types for a damaged archive.
             raise TraceError(
                 f"{file} cannot be used as a trace of {','.join(_COLUMNS)}: {error}"
             ) from error
 
     @property
     def largest_device(self) -> int:
-        """The largest number of a device with a span."""
+        """The largest device number in the trace."""
         return len(self._is_available) - 1
 
     def check_population(self, num_devices: int) -> None:
@@ -327,7 +327,7 @@ class Trace(Availability):
     def available(
         self, devices: np.ndarray, seconds: float, round_index: int, seed: int
     ) -> np.ndarray:
-        """Returns (m,) bool: which devices have a span at that moment."""
+        """Returns (m,) bool, True for devices that the trace says are available at that moment."""
         moment = seconds if self._period is None else math.fmod(seconds, self._period)
         if moment != self._moment:
             is_open = (self._starts <= moment) & (moment < self._ends)
@@ -338,14 +338,14 @@ class Trace(Availability):
         return (known == devices) & self._is_available[known]
 
     def is_possible(self, seconds: float) -> bool:
-        """Returns whether the trace is repeated, or has not ended."""
+        """Returns True if the trace is repeated or has not ended at that moment."""
         return self._period is not None or seconds < float(np.max(self._ends))
 
 
 def uniform(
     seed: int, purpose: int, devices: np.ndarray, *coordinates: np.ndarray | int
 ) -> np.ndarray:
-    """Returns numbers in [0, 1) that are a function of seed, purpose, device and coordinates.
+    """Returns uniform pseudorandom numbers in [0, 1): a hash of seed, purpose, device, coordinates.
 
     State ``devices[i]`` of a SplitMix64 generator whose seed follows from (seed, purpose),
     hashed again with each coordinate. Not for anything that privacy rests on.
@@ -365,7 +365,8 @@ def uniform(
     _finalise(hashed)
     for coordinate in coordinates:
         hashed ^= np.asarray(coordinate, dtype=np.uint64).reshape(-1) * _STEP
-        # Coordinate 0 would leave the state as it was.
+        # A step is added for each coordinate, because an XOR with coordinate 0 leaves the state as
+        # it was.
         hashed += _STEP
         _finalise(hashed)
     hashed >>= np.uint64(11)
@@ -373,7 +374,7 @@ def uniform(
 
 
 def _finalise(state: np.ndarray) -> None:
-    """The finaliser of SplitMix64, in place."""
+    """Applies the finaliser of the SplitMix64 generator to an array of states, in place."""
     state ^= state >> np.uint64(30)
     state *= _FIRST_FACTOR
     state ^= state >> np.uint64(27)
@@ -382,13 +383,13 @@ def _finalise(state: np.ndarray) -> None:
 
 
 def _bits(number: float) -> np.ndarray:
-    # Adding zero makes a negative zero positive.
+    # Adding 0.0 turns -0.0 into 0.0, so that both have the same bits.
     return np.array([number + 0.0], dtype=np.float64).view(np.uint64)
 
 
 def _listed(file: pathlib.Path) -> np.ndarray:
-    """The columns of a text file; its first line may be a heading."""
-    # Spreadsheets begin a file with a mark of its encoding.
+    """Returns the columns of a text file of availability; its first line may be a heading."""
+    # Decode with utf-8-sig: spreadsheets write a byte order mark at the beginning of a file.
     lines = file.read_text(encoding="utf-8-sig").splitlines()
     has_heading = bool(lines) and [each.strip() for each in lines[0].split(",")] == [*_COLUMNS]
     lines = lines[has_heading:]
@@ -401,7 +402,7 @@ def _listed(file: pathlib.Path) -> np.ndarray:
 
 
 class AvailableClients(Sampler):
-    """A sampler without those of its clients who are not available.
+    """Sampler that leaves out drawn clients whose devices are not available in the round.
 
     A client takes part in the rounds S that its secret coins or its bin say, whether it can be
     asked or not: its timer starts in each of them. In a round of S in which its device is not
@@ -418,7 +419,7 @@ class AvailableClients(Sampler):
     computed.
 
     Args:
-      sampler: What draws, of a scheme without groups.
+      sampler: The sampler that draws the clients, of a scheme without groups.
       availability: Which devices are available when.
       availability_seed: What availability is drawn from; not the seed of the sampler.
       round_seconds: The time from the start of a round to that of the next, above 0.
@@ -437,7 +438,7 @@ class AvailableClients(Sampler):
         object.__setattr__(self, "_asked", (availability, availability_seed, round_seconds))
 
     def draw(self, round_index: int) -> np.ndarray:
-        """Draws those of a round who are available."""
+        """Draws the clients of a round and returns those whose devices are available."""
         drawn = super().draw(round_index)
         availability, seed, seconds = self._asked
         return drawn[availability.available(drawn, round_index * seconds, round_index, seed)]
@@ -448,7 +449,8 @@ WAIT = "wait"
 MAY_CHANGE = ("minimum_uploads", "over_selection", "retry_minutes", "max_attempts")
 REJOIN = stated_runs.REJOIN
 
-# The longest time, in hours or minutes: its seconds fit into a float64 with room to spare.
+# The largest value, in hours or minutes, of a flag that is a time; in seconds, it is far from the
+# limits of float64.
 _LONGEST = 1e12
 _MODELS = {"always": Always, "independent": Independent, "diurnal": Diurnal}
 _FLAGS_OF_MODELS: Mapping[str, tuple[str, ...]] = {
@@ -459,7 +461,7 @@ _FLAGS_OF_MODELS: Mapping[str, tuple[str, ...]] = {
 
 @dataclasses.dataclass(frozen=True)
 class DeviceBehaviour:
-    """The behaviour of the devices of a population and of their server; by default, without faults.
+    """How the devices of a population and their server behave; by default nothing goes wrong.
 
     A device starts its timer when it uploads, whatever becomes of the upload. A round is closed
     before its end once all uploads that are needed are there.
@@ -515,17 +517,17 @@ class DeviceBehaviour:
 
     @property
     def round_seconds(self) -> float:
-        """The time from the start of a round to its end."""
+        """The time from the start of a round to its end, in seconds."""
         return self.round_minutes * _MINUTE
 
     @property
     def retry_seconds(self) -> float:
-        """The time from a start that failed to the next start of the same round."""
+        """The seconds from a failed start of a round to the next start of the same round."""
         return self.retry_minutes * _MINUTE
 
     @property
     def timer_seconds(self) -> float | None:
-        """The time that timers by the wall clock wait; None for timers that count rounds."""
+        """The seconds that wall-clock timers wait; None if timers count rounds."""
         return None if self.timer_hours is None else self.timer_hours * _HOUR
 
     @property
@@ -536,18 +538,18 @@ class DeviceBehaviour:
 
     @property
     def is_undisturbed(self) -> bool:
-        """Whether a round depends on nothing but who took part in earlier ones."""
+        """Whether a round depends only on who took part in earlier rounds: there are no faults."""
         without_effect = ("after_history_loss", "round_minutes", "retry_minutes", "max_attempts")
         own = {name: getattr(self, name) for name in without_effect}
         return self == DeviceBehaviour(**own)
 
     @property
     def forgets(self) -> bool:
-        """Whether a device may join as if it had never taken part, against its timer."""
+        """Whether devices may join against their timers, as if they had never taken part."""
         return stated_runs.RunFlags(vars(self)).forgets()
 
     def fewest_uploads(self, clients_per_round: int) -> int:
-        """Returns the fewest uploads with which a round is summed.
+        """Returns the smallest number of uploads with which the server sums a round.
 
         Args:
           clients_per_round: How many uploads a round needs, and sums at most.
@@ -566,7 +568,7 @@ class DeviceBehaviour:
 
 
 def define_flags(values: flags.FlagValues) -> None:
-    """Defines the flags of a population of devices.
+    """Defines the flags that describe how a population of devices behaves.
 
     Flags:
       timer: What the devices' timers count: rounds, which enforces --separation; or hours, from
@@ -588,7 +590,7 @@ def define_flags(values: flags.FlagValues) -> None:
 
 
 def of_flags(values: flags.FlagValues) -> DeviceBehaviour:
-    """Returns the behaviour of devices that flags describe.
+    """Returns the behaviour of devices and their server that the command's flags describe.
 
     Raises:
       CommandError: If flags do not fit together.

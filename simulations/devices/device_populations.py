@@ -1,4 +1,4 @@
-"""Populations that behave like devices: who takes part in each round of a federated run.
+"""Simulates which devices of a population take part in each round of a federated run.
 
 A server that starts a round meets the devices that are available just then, selects some
 more of them than it needs among those whose timers allow it, loses some before they upload
@@ -28,21 +28,24 @@ from mf_aggregators.participation import Participation
 from mf_aggregators.random_streams import Stream
 from simulations.devices.device_behaviour import REJOIN, DeviceBehaviour
 
-# Timers take 13 bytes, and the list of candidates for a cohort 8.
+# Memory for each device: its timer takes 13 bytes, and its place among the candidates for a cohort
+# 8.
 _BYTES_PER_DEVICE = 21
 _MOST_PARTICIPATIONS = np.iinfo(np.int32).max
-# The second coordinate of all generators here.
+# The second coordinate of each random generator in this file, so that their draws are independent.
 _SELECTION = 0
 _HISTORY = 1
 _BROKEN = 2
 
-# The number of devices that are asked at once: they fit into a processor's cache.
+# How many devices are asked for their availability at once: few enough for a processor's cache.
 _BLOCK = 2**16
-# Above this share of the population, draws cost as much as asking every device.
+# If devices are drawn one by one, at most this share of the population; beyond it, asking every
+# device costs no more.
 _MOST_DRAWN = 0.25
 _MOST_GROWTH = 8
 
-# The fates of selected devices that are not summed, in this order.
+# The counters of DeviceRound for selected devices whose uploads are not summed, in the order of the
+# steps of a round.
 _NOT_SUMMED = ("num_dropped_out", "num_uploads_lost", "num_uploads_late", "num_discarded")
 
 _ADVICE = (
@@ -60,14 +63,14 @@ class TooFewEligibleClientsError(Error, ValueError):
     """
 
     def __init__(self, found: str, to_go_on: str) -> None:
-        """Takes the finding and the flags; the advice is for runs that have not begun."""
+        """Creates the error from the finding and the flags that allow the round to take place."""
         super().__init__(f"{found} {_ADVICE}")
         self.found, self.to_go_on = found, to_go_on
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DeviceRound:
-    """How a round took place.
+    """Record of one simulated round: its cohort, times and attempts, and counts of devices.
 
     ``num_selected`` is the size of the cohort and the four numbers after it together; they are
     summed over the attempts.
@@ -82,8 +85,8 @@ class DeviceRound:
       num_eligible: How many devices' timers allowed them to join the last attempt. Exact.
       num_available: How many of these were available then: exact if ``available_is_exact``,
         or else estimated from those that were asked.
-      available_is_exact: Whether it is.
-      num_selected: Selected devices.
+      available_is_exact: Whether ``num_available`` is exact.
+      num_selected: The number of devices that were selected.
       num_dropped_out: Selected devices that gave up before they uploaded.
       num_uploads_lost: Selected devices whose upload did not arrive.
       num_uploads_late: Selected devices whose upload arrived after the attempt.
@@ -108,7 +111,7 @@ class DeviceRound:
 
 
 class DeviceTimers:
-    """The timers of many devices: when each last took part, and how often. Changed in place.
+    """Participation timers of many devices, with each device's participations; changed in place.
 
     Time is any number that never decreases: the round, or seconds. Memory is 13 bytes
     for each. What each call costs depends on the devices that it is about and on the timers
@@ -126,39 +129,39 @@ class DeviceTimers:
         self._period = period
         self._limit = limit
         self._participations = np.zeros(num_devices, dtype=np.int32)
-        # When each timer runs out: minus infinity before the first participation, and
-        # infinity where there will be no other.
+        # When each device's timer runs out: minus infinity before its first participation, and
+        # infinity if it may not take part again.
         self._ends = np.full(num_devices, -math.inf)
         self._eligible = np.ones(num_devices, dtype=bool)
         self._num_eligible = num_devices
-        # Running timers with their devices, by the time at which they end, which never decreases.
-        # An entry is void if the device's timer was changed after it.
+        # A queue of (time, devices): the devices whose timers end at that time, in the order of
+        # times. An entry is void for a device whose timer was changed later.
         self._queue: collections.deque[tuple[float, np.ndarray]] = collections.deque()
 
     @classmethod
     def by_rounds(cls, num_devices: int, participation: Participation) -> "DeviceTimers":
         """Creates timers that count rounds and enforce a schema."""
-        # A device that takes part once has no second participation to wait for.
+        # If devices take part once only, no timer has to run: any period does.
         separation = participation.separation_in(1)
         return cls(num_devices, separation, participation.limit)
 
     @property
     def num_eligible(self) -> int:
-        """How many devices may take part at the time of the last :meth:`advance`."""
+        """The number of devices that timers allow to take part, at the time last set."""
         return self._num_eligible
 
     def allow(self, devices: np.ndarray) -> np.ndarray:
-        """Returns (m,) bool: which of (m,) devices may take part at the time last set."""
+        """Returns (m,) bool, which of (m,) devices their timers allow to take part now."""
         return self._eligible[devices]
 
     def eligible(self) -> np.ndarray:
-        """Returns (num_devices,) bool: what :meth:`allow` says, a view that later calls change."""
+        """Returns :meth:`allow` of all devices, (num_devices,) bool; later calls change it."""
         view = self._eligible.view()
         view.flags.writeable = False
         return view
 
     def advance(self, now: float) -> None:
-        """Lets time pass up to ``now``, which is not earlier than before."""
+        """Sets the time of the timers to ``now``, which may not be earlier than the time before."""
         while self._queue and self._queue[0][0] <= now:
             end, devices = self._queue.popleft()
             devices = devices[(self._ends[devices] == end) & ~self._eligible[devices]]
@@ -171,7 +174,7 @@ class DeviceTimers:
         self._start(devices, now)
 
     def lose_history(self, devices: np.ndarray, latest: float, most: int) -> None:
-        """Makes devices that lost their history assume the worst of it.
+        """Makes devices that forgot their participations assume that they took part last and most.
 
         Call :meth:`advance` afterwards: what they assume may be long past.
 
@@ -184,7 +187,7 @@ class DeviceTimers:
         self._start(devices, latest)
 
     def reset(self, devices: np.ndarray) -> None:
-        """Makes (m,) devices, each at most once, as if they had never taken part."""
+        """Resets the timers of (m,) devices, as if these had never taken part."""
         self._num_eligible += len(devices) - int(np.count_nonzero(self._eligible[devices]))
         self._eligible[devices] = True
         self._participations[devices] = 0
@@ -204,7 +207,7 @@ class DeviceTimers:
 
 
 class DevicePopulation:
-    """The devices of a run, round by round.
+    """Simulated population of devices, which yields who takes part in each round of a run.
 
     Changed in place by each round, for speed. What a round draws is a function of the seed,
     the round, the attempt and the rounds before: a population that was created with the same
@@ -219,7 +222,7 @@ class DevicePopulation:
         behaviour: DeviceBehaviour | None = None,
         seed: int = 0,
     ) -> None:
-        """Creates the devices before the first round.
+        """Creates a population of devices as it is before the first round.
 
         Args:
           num_devices: The population.
@@ -247,7 +250,7 @@ class DevicePopulation:
         self._fewest = behaviour.fewest_uploads(self._clients_per_round)
         self._seed = numbers.integer_at_least(seed, 0, "seed")
         self._round_index = 0
-        # When the next round starts, since the first attempt of the first one.
+        # When the next round starts, in seconds since the first attempt of the first round.
         self.seconds = 0.0
         if participation.is_evenly_spaced:
             raise ValueError(
@@ -258,7 +261,7 @@ class DevicePopulation:
         else:
             self._timers = DeviceTimers(num_devices, behaviour.timer_seconds, participation.limit)
         behaviour.availability.check_population(num_devices)
-        # (r,) int64: the devices with broken timers, increasing.
+        # The devices with broken timers: an (r,) int64 array of increasing device numbers.
         self.broken = np.empty(0, np.int64)
         if behaviour.broken_timers > 0.0:
             number = max(1, round(behaviour.broken_timers * self._num_devices))
@@ -267,7 +270,7 @@ class DevicePopulation:
             self.broken.sort()
 
     def change(self, behaviour: DeviceBehaviour) -> None:
-        """Changes how the server acts from the next round on.
+        """Changes the server's behaviour from the next round on; that of devices stays.
 
         Args:
           behaviour: The new behaviour; only flags of ``device_behaviour.MAY_CHANGE`` may differ.
@@ -279,11 +282,12 @@ class DevicePopulation:
         self._behaviour = behaviour
 
     def follow(self, cohort: np.ndarray) -> bool:
-        """Runs the next round as it took place before, and returns whether that could be.
+        """Repeats a round with the cohort that it had, and returns whether that is possible.
 
         Undisturbed devices (:attr:`DeviceBehaviour.is_undisturbed`) remember nothing but the
-        cohort, which is taken as it is. For others the round is drawn again; a cohort that differs
-        from the one drawn is of another population, and this one is of no use then.
+        cohort, and the given cohort is taken without a draw. For other devices the round is drawn
+        again. If the given cohort differs from the drawn one, it is a cohort of another population;
+        this population is of no further use then.
         """
         if self._behaviour.is_undisturbed:
             self._timers.advance(self._round_index)
@@ -296,7 +300,7 @@ class DevicePopulation:
             return False
 
     def next_round(self) -> DeviceRound:
-        """Runs the next round.
+        """Simulates the next round and returns its record, with the cohort.
 
         Raises:
           TooFewEligibleClientsError: If the timers leave too few devices, or no attempt
@@ -315,7 +319,8 @@ class DevicePopulation:
             self._timers.advance(self._now(seconds))
             num_eligible = self._timers.num_eligible
             if num_eligible < self._fewest and behaviour.timer_seconds is None:
-                # No timer runs out within a round.
+                # If timers count rounds, none runs out during a round: further attempts cannot
+                # help.
                 raise self._too_few(1, num_eligible, is_final=True)
             generator = random_streams.generator_of(
                 self._seed, Stream.DEVICES, _SELECTION, index, attempt
@@ -334,7 +339,8 @@ class DevicePopulation:
             is_abandoned = len(in_time) < self._fewest or (
                 gives_up > 0.0 and generator.random() < gives_up
             )
-            # They are in random order: any of those that uploaded may have been the first.
+            # The devices are in random order, so the first ones of the list are a random choice of
+            # those that uploaded in time.
             cohort = np.sort(in_time[: 0 if is_abandoned else self._clients_per_round])
             steps = [devices, uploading, received, in_time, cohort]
             for name, (before, after) in zip(lost, itertools.pairwise(steps), strict=True):
@@ -361,7 +367,7 @@ class DevicePopulation:
     def starves(
         self, num_rounds: int
     ) -> tuple[TooFewEligibleClientsError | None, tuple[np.ndarray, ...]]:
-        """Runs rounds until one finds too few devices.
+        """Runs a number of rounds, and stops at the first round that finds too few devices.
 
         Returns:
           The refusal, None if all rounds took place, and the cohorts of those that did.
@@ -390,11 +396,11 @@ class DevicePopulation:
         self.seconds = start_seconds + self._behaviour.round_seconds
 
     def _now(self, seconds: float) -> float:
-        """The time by which the timers count."""
+        """Returns the time in the timers' unit: rounds, or seconds for timers by the wall clock."""
         return self._round_index if self._behaviour.timer_seconds is None else seconds
 
     def _lose_histories(self) -> None:
-        """Makes devices forget, before the round; before the first there is nothing to forget."""
+        """Lets some devices forget their participations, before each round but the first."""
         index, behaviour = self._round_index, self._behaviour
         if behaviour.history_loss_probability == 0.0 or index == 0:
             return
@@ -411,13 +417,14 @@ class DevicePopulation:
             most = schema.most_participations(index)
         else:
             latest = self.seconds
-            # The first upload came at the end of the first round. More is safe, for rounding.
+            # The first upload came at the end of the first round. The 1e-9 covers rounding: a
+            # larger number of participations is the safe assumption.
             since_first = self.seconds - behaviour.round_seconds
             most = math.floor(since_first / behaviour.timer_seconds + 1e-9) + 1
         self._timers.lose_history(self._working(devices), latest, most)
 
     def _working(self, devices: np.ndarray) -> np.ndarray:
-        """The devices with working timers among some: no other ever has a history."""
+        """Returns those of some devices whose timers work; only these remember participations."""
         if not len(self.broken):
             return devices
         places = np.searchsorted(self.broken, devices)
@@ -426,14 +433,14 @@ class DevicePopulation:
     def _select(
         self, generator: np.random.Generator, seconds: float
     ) -> tuple[np.ndarray, int, bool]:
-        """Selects uniformly among available devices that their timers allow to join.
+        """Selects devices uniformly among those that are available and that their timers allow.
 
         Returns the selected devices in random order, how many could have joined, and whether that
         number is exact.
         """
         behaviour = self._behaviour
         num_eligible = self._timers.num_eligible
-        # More than all devices are all of them.
+        # The server selects at most all devices.
         wanted = math.ceil(
             min(self._clients_per_round * behaviour.over_selection, self._num_devices)
         )
@@ -441,22 +448,24 @@ class DevicePopulation:
         possible = behaviour.availability.is_possible(seconds)
         if num_eligible < self._fewest or not possible:
             return np.empty(0, np.int64), 0, not possible
-        # Devices drawn with replacement, of which those that can join are kept once: the first
-        # ones of them are a uniform choice without replacement, however many can join.
+        # Draw devices with replacement, and keep each device that can join once. The first
+        # ``wanted`` of them are a uniform choice without replacement, however many devices can
+        # join.
         budget = int(_MOST_DRAWN * self._num_devices)
         found = np.empty(0, dtype=np.int64)
         drawn, joining, batch = 0, 0, 2 * wanted
         while len(found) < wanted:
             if drawn + batch > budget:
-                # The draws so far told how many can join, not which ones: nothing is biased by
-                # beginning again.
+                # Beginning again biases nothing: the decision depends on how many of the drawn
+                # devices can join, not on which ones.
                 return self._select_of_all(generator, seconds, wanted)
             draws = generator.integers(0, self._num_devices, size=batch)
             good = draws[self._can_join(draws, seconds)]
             drawn, joining = drawn + batch, joining + len(good)
             found = _first_occurrences(np.concatenate([found, good]))
             expected = (wanted - len(found)) * drawn / max(joining, 1)
-            # Few draws tell little of how many more are needed.
+            # The next batch is limited, because an estimate from few draws of how many more are
+            # needed is poor.
             batch = min(math.ceil(1.25 * expected) + 16, _MOST_GROWTH * drawn)
         estimate = round(self._num_devices * joining / drawn)
         num_available = num_eligible if always else min(max(estimate, wanted), num_eligible)
@@ -474,7 +483,7 @@ class DevicePopulation:
         return generator.choice(can_join, size=size, replace=False), len(can_join), True
 
     def _can_join(self, devices: np.ndarray, seconds: float) -> np.ndarray:
-        """Returns (m,) bool: which devices are available and allowed by their timers."""
+        """Returns (m,) bool, True for devices that are available and whose timers allow it."""
         allowed = self._timers.allow(devices)
         if not self._behaviour.availability.is_always:
             asked = np.flatnonzero(allowed)
@@ -486,15 +495,16 @@ class DevicePopulation:
     def _too_few(
         self, attempts: int, num_available: int, is_final: bool = False
     ) -> TooFewEligibleClientsError:
-        """The refusal of a round: how many clients its timers allowed, and were available."""
+        """Returns the error for a round with too few devices, with counts and advice."""
         behaviour = self._behaviour
         arriving = behaviour.arriving
         uploads = min(num_available, self._fewest)
         if uploads and arriving < 1.0:
-            # Half of the mean leaves room for chance.
+            # The advice is half of the mean number of uploads, which leaves room for chance.
             uploads = max(1, int(uploads * arriving / 2))
         flags = f"--minimum_uploads={uploads} " if uploads else ""
-        # Further attempts change nothing where the timers alone leave too few.
+        # More attempts are not advised if the timers alone leave too few devices: they change
+        # nothing.
         flags += "" if is_final else f"--max_attempts={2 * behaviour.max_attempts}"
         return TooFewEligibleClientsError(
             f"round {self._round_index + 1} needs {self._fewest} uploads and found fewer in "
@@ -514,7 +524,7 @@ def _kept(
 
 
 def _first_occurrences(devices: np.ndarray) -> np.ndarray:
-    """The devices without repeats, in the order in which they first occur."""
+    """Returns the devices of a list without repeats, in the order in which they first occur."""
     _, first = np.unique(devices, return_index=True)
     return devices[np.sort(first)]
 
@@ -522,10 +532,10 @@ def _first_occurrences(devices: np.ndarray) -> np.ndarray:
 def draw_cohort(
     eligible: np.ndarray, clients_per_round: int, seed: int, round_index: int
 ) -> np.ndarray:
-    """Draws a cohort uniformly among the eligible clients, without replacement.
+    """Draws a cohort of distinct clients uniformly among those whose timers allow them to join.
 
-    It is a function of (seed, round, who is eligible) alone, so that a run that is resumed draws
-    what the uninterrupted run would have drawn: the same participations and uses of noise rows.
+    The cohort is a function of the seed, the round and the eligible clients alone. So a resumed run
+    draws the same cohorts as the uninterrupted run, and adds each noise row to the same sum.
 
     Args:
       eligible: (num_clients,) bool.

@@ -1,4 +1,4 @@
-"""When a device may take part: a reference client for timers, and its server's second check.
+"""Reference implementation of participation timers: a device's client, and a check by its server.
 
 ``docs/devices.md`` has the state machine. For all uploads of one device in a run it holds that
 
@@ -22,7 +22,7 @@ import json
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """How rarely a device takes part in a run, by one version of the app.
+    """Policy of one version of an app: how often, and how far apart, a device takes part in a run.
 
     Attributes:
       rounds: How many rounds apart participations are at least; 1 for any other round.
@@ -54,7 +54,7 @@ class Policy:
             )
 
     def stricter(self, other: "Policy") -> "Policy":
-        """Returns the policy that allows a participation only if both policies do."""
+        """Returns the stricter combination of two policies: it allows what both policies allow."""
         limits = [each.most for each in (self, other) if each.most is not None]
         tolerances = [each.tolerance for each in (self, other) if each.seconds]
         return Policy(
@@ -67,7 +67,7 @@ class Policy:
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """A server's request to take part.
+    """Request of a server that a device take part in one round of a run.
 
     Attributes:
       run: The name of the run.
@@ -86,7 +86,7 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """An installation's memory of a run: when it last took part, how often, and by which policy."""
+    """What an installation remembers of one run, as when it last took part and how often."""
 
     run: str
     round_index: int
@@ -95,12 +95,12 @@ class Entry:
     policy: Policy
 
     def is_checked(self, policy: Policy) -> bool:
-        """Returns whether its clock was as near to the server's as a policy asks."""
+        """Returns whether the device's clock, when last noted, met a policy's tolerance."""
         own = self.policy
         return not policy.seconds or (own.seconds > 0 and own.tolerance <= policy.tolerance)
 
     def allows(self, request: Request, policy: Policy, clock: float) -> bool:
-        """Returns whether a request is late enough, and participations are left."""
+        """Returns whether a policy allows another participation at the time of a request."""
         return (
             request.round_index >= self.round_index + policy.rounds
             and (not policy.seconds or clock >= self.clock + policy.seconds)
@@ -110,15 +110,16 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """An installation, for all accounts that use it.
+    """State of one installation of the app on a device, shared by all accounts that use it.
 
     Attributes:
       contact: The server's clock when this installation first spoke to it.
-      entries: What it remembers of each run.
-      mark: Beside the file, in a place that no backup restores: made for this installation.
-      job: The request that it computes for, or uploads for; None for none.
-      asked: When it accepted the job, by its own clock.
-      policy: The policy by which it accepted the job.
+      entries: What the installation remembers of each run.
+      mark: A random mark of this installation, kept beside the file in a place that no backup
+        restores.
+      job: The request for which the device computes or uploads; None for none.
+      asked: When the device accepted the job, by its own clock.
+      policy: The policy by which the device accepted the job.
       is_uploading: Whether the upload has been counted, and may be on its way.
     """
 
@@ -131,7 +132,7 @@ class Device:
     is_uploading: bool = False
 
     def ask(self, request: Request, policy: Policy, clock: float) -> "Device":
-        """Returns the device after a request, which is its ``job`` if it takes part.
+        """Returns the device's state after a request; if it takes part, the request is its ``job``.
 
         Args:
           request: The request.
@@ -143,19 +144,21 @@ class Device:
         if policy.seconds and not abs(clock - request.seconds) <= policy.tolerance:
             return self
         if entry is None and not self.contact < request.run_began:
-            # Another installation may have taken part until now.
+            # The run began before this installation's first contact, so that an earlier
+            # installation may have taken part: wait as after a participation.
             return self._with(Entry(request.run, request.round_index, clock, 0, policy))
         if self.job:
             return self
         if entry is not None and not entry.is_checked(policy):
-            # The last upload's clock may have been wrong: the time begins again.
+            # The clock of the last upload was not held to this policy's tolerance, and may have
+            # been wrong: the timer begins again now.
             return self._with(dataclasses.replace(entry, clock=clock, policy=policy))
         if entry is not None and not entry.allows(request, policy, clock):
             return self
         return dataclasses.replace(self, job=request, asked=clock, policy=policy)
 
     def upload(self) -> "Device":
-        """Returns the device that counts its job; it sends after :meth:`kept` is on disk."""
+        """Returns the device with its job counted; it may upload once ``kept`` is on disk."""
         if self.job is None or self.is_uploading:
             raise ValueError("there is no job that was not uploaded.")
         before = self.entry(self.job.run)
@@ -164,16 +167,16 @@ class Device:
         return dataclasses.replace(self._with(entry), is_uploading=True)
 
     def end(self, acknowledged: bool) -> "Device":
-        """Returns the device without its job: acknowledged, lost or given up, which are alike."""
+        """Returns the device without its job, whether that was acknowledged, lost or given up."""
         del acknowledged
         return Device(self.contact, self.entries, self.mark)
 
     def entry(self, run: str) -> Entry | None:
-        """Returns its memory of a run; None for a run that it does not know."""
+        """Returns what the device remembers of a run; None for a run that it does not know."""
         return next((entry for entry in self.entries if entry.run == run), None)
 
     def kept(self) -> str:
-        """Returns the text to keep on disk, but in no backup: jobs end when the device restarts."""
+        """Returns the device's memory as text to save on disk, outside backups, without jobs."""
         return json.dumps(dataclasses.asdict(self.end(False)))
 
     def _with(self, entry: Entry) -> "Device":
@@ -182,7 +185,7 @@ class Device:
 
 
 def started(kept: str | None, seconds: float, mark: str = "") -> Device:
-    """Returns the device that a text describes; a new installation if the text is of another one.
+    """Returns the device that its text on disk describes, or a new one if the text is not its own.
 
     Args:
       kept: The text on disk; None for none.
@@ -205,10 +208,10 @@ def started(kept: str | None, seconds: float, mark: str = "") -> Device:
 
 @dataclasses.dataclass(frozen=True)
 class OpenRound:
-    """The server's second check: the tokens of the requests of one attempt at a round."""
+    """The server's check of uploads in one attempt at a round, by the tokens of its requests."""
 
     tokens: frozenset[str] = frozenset()
 
     def receive(self, token: str) -> tuple["OpenRound", bool]:
-        """Returns the round after an upload, and whether it is summed: once, and in time."""
+        """Returns the round after an upload, and whether the upload is summed."""
         return OpenRound(self.tokens - {token}), token in self.tokens
