@@ -1,4 +1,4 @@
-"""Flags that are fields of dataclasses, and help texts, which stand in docstrings."""
+"""Command-line flags that are defined as dataclass fields; docstrings have their help texts."""
 
 import dataclasses
 import inspect
@@ -13,18 +13,18 @@ from mf_aggregators.kernel import numbers
 
 _FLAG = "flag"
 _SECTION = re.compile(r"^(?:Attributes|Flags):\n((?:  .+\n)+)", re.MULTILINE)
-# Further lines of an entry are indented more.
+# Matches one entry of a docstring's section, with its further lines, which are indented more.
 _ENTRY = re.compile(r"^  (\w+): (.*(?:\n {3,}.*)*)", re.MULTILINE)
 _INTEGERS = (int, int | None)
 
 
 @dataclasses.dataclass(frozen=True)
 class Flag:
-    """The properties of a field that is a flag.
+    """Properties of a dataclass field that is a command-line flag.
 
     Attributes:
       group: The title of its group of flags.
-      choices: The words that it takes, or a function that returns them; None for any value.
+      choices: The words that the flag takes, or a function that returns them; None for any value.
       is_path: Whether its value is the path of a file or directory.
       is_of_the_run: Whether a run that is resumed must keep its value.
       is_positive: Whether its value must be above 0.
@@ -44,18 +44,18 @@ class Flag:
 
 
 def flag(group: str, default: Any = dataclasses.MISSING, **details: Any) -> Any:
-    """Returns a field that is a flag; ``details`` are further attributes of :class:`Flag`."""
+    """Returns a dataclass field that is a flag; ``details`` are attributes of :class:`Flag`."""
     return dataclasses.field(default=default, metadata={_FLAG: Flag(group, **details)})
 
 
 def fields_of(documented: Any) -> Mapping[str, tuple[Flag, Any]]:
-    """Returns the flags of a dataclass, or of an instance, by name: their properties and fields."""
+    """Returns, by name, the flags of a dataclass or its instance, as pairs (properties, field)."""
     every = [field for field in dataclasses.fields(documented) if _FLAG in field.metadata]
     return {each.name: (each.metadata[_FLAG], each) for each in every}
 
 
 def check(made: Any, prefix: str = "") -> None:
-    """Raises ValueError if a field of an instance is no number in the range of its flag.
+    """Raises ValueError if a field's value is not a number in the range of its flag.
 
     Args:
       made: An instance of a dataclass.
@@ -78,7 +78,7 @@ def check(made: Any, prefix: str = "") -> None:
 
 
 def texts_of(documented: Any) -> dict[str, str]:
-    """Returns the texts of the ``Attributes:`` or ``Flags:`` of a docstring, by name.
+    """Returns the help texts in the ``Attributes:`` or ``Flags:`` section of a docstring, by name.
 
     Args:
       documented: A class or a function whose docstring has one of the two sections.
@@ -94,7 +94,7 @@ def define(
     groups: Collection[str],
     default_texts: Mapping[str, str] | None = None,
 ) -> None:
-    """Defines the flags of a dataclass that belong to some groups.
+    """Defines command-line flags for those fields of a dataclass that belong to given groups.
 
     Args:
       values: Where they are defined.

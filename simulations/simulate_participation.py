@@ -43,23 +43,24 @@ from simulations.runs.run_directory import ParticipationLedger
 
 _HOUR, _DAY = 3600.0, 24 * 3600.0
 _NUM_ROUNDS = 2000
-# A ledger names every client.
+# The most devices for which a ledger is written, because it names every client.
 _MOST_IN_LEDGER = 1_000_000
-# When simulated rounds begin, in a file of dates: availability counts from midnight UTC.
+# The date of the first round in --write_round_times: at midnight UTC, as in the models of
+# availability.
 _FIRST_ROUND = datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc)
-# A caveat for timers that count time.
+# A caveat for the statement if timers count time and not rounds.
 _ON_WALL_CLOCKS = (
     "Timers by the wall clock enforce no separation: with other devices, or slower rounds, it may "
     "be smaller."
 )
-# A lower estimate: the cohorts, and their summary.
+# A low estimate of the memory for each participation, in the cohorts and in their summary.
 _BYTES_PER_PARTICIPATION = 40
 
 
 def summarise(
     cohorts: list[np.ndarray], schema: Participation | None = None
 ) -> tuple[ObservedParticipation, dict[str, Any]]:
-    """Summarises who took part in which round.
+    """Summarises how often and how far apart devices took part in rounds.
 
     Time and memory grow with the participations, not with the population.
 
@@ -76,7 +77,7 @@ def summarise(
     """
     clients = np.concatenate([np.empty(0, np.int64), *cohorts])
     rounds = np.repeat(np.arange(len(cohorts)), [len(cohort) for cohort in cohorts])
-    # A stable sort keeps each device's rounds increasing.
+    # A stable sort by device keeps each device's rounds increasing.
     order = np.argsort(clients, kind="stable")
     clients, rounds = clients[order], rounds[order]
     same = clients[1:] == clients[:-1]
@@ -110,7 +111,7 @@ def summarise(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Simulation:
-    """The requested simulation, except for the behaviour of devices and the noise.
+    """Flags of simulate-participation, except those on devices' behaviour and on noise.
 
     Attributes:
       population: The number of devices. Required.
@@ -167,7 +168,7 @@ def define_flags(values: flags.FlagValues) -> None:
 
 @inputs.limited_memory()
 def main(values: flags.FlagValues) -> int | None:
-    """Runs the rounds and reports; returns the exit status."""
+    """Simulates the rounds, prints the report and returns the exit status."""
     start = time.monotonic()
     _check_flags(values)
     factorization, schema, multiplier = _planned(values)
@@ -216,7 +217,7 @@ def main(values: flags.FlagValues) -> int | None:
         _write_round_times(device_rounds, 60.0 * values.round_minutes, values.write_round_times)
         fields["write_round_times"] = values.write_round_times
     fields["seconds"] = time.monotonic() - start
-    # The rule is a sentence of the statement below.
+    # The rule is left out of the table, because it is a sentence of the statement below it.
     shown = {name for name, value in fields.items() if not isinstance(value, list)} - {"rule"}
     table = command_line.table([each for each in fields.items() if each[0] in shown])
     statement = _statement(fields, values.timer == "wall_clock")
@@ -242,7 +243,7 @@ def _check_flags(values: flags.FlagValues) -> None:
 
 
 def _write_round_times(device_rounds: list[DeviceRound], round_seconds: float, path: str) -> None:
-    """Writes when rounds started and ended: of each, its last attempt, which succeeded."""
+    """Writes the start and the end of each round's last attempt, which succeeded, to a file."""
     lines = ["round,start,end"]
     try:
         for each in device_rounds:
@@ -258,7 +259,7 @@ def _write_round_times(device_rounds: list[DeviceRound], round_seconds: float, p
 
 
 def _num_rounds(values: flags.FlagValues, factorization: Factorization | None) -> int:
-    """The rounds of the flags or of the checkpoint, if there is noise and memory for them."""
+    """Returns the number of rounds, after a check that noise and memory suffice for it."""
     most = _NUM_ROUNDS if factorization is None else factorization.num_rounds
     num_rounds = most if values.num_rounds is None else values.num_rounds
     command_line.check_choice(
@@ -287,7 +288,7 @@ def _population(
 ) -> DevicePopulation:
     return DevicePopulation(
         values.population,
-        # If nothing is planned, devices may return in the next round.
+        # Without a planned schema, devices may take part again in the next round.
         MinSeparation(1) if schema is None else schema,
         values.clients_per_round,
         device_behaviour.of_flags(values),
@@ -298,19 +299,20 @@ def _population(
 def _suggestion(
     values: flags.FlagValues, num_rounds: int, first: list[DeviceRound]
 ) -> dict[str, Any]:
-    """The schema that a plan may count on, by several seeds, and the rule that gives it."""
+    """Suggests a participation schema for a plan, from simulations with several seeds."""
     simulated = [first]
     for seed in range(values.seed + 1, values.seed + values.seeds):
         try:
             device_rounds, _ = _run(_population(values, None, seed), num_rounds, f"seed {seed}")
         except TooFewEligibleClientsError:
-            # It has no first round, and says nothing of how far apart participations are.
+            # This seed's first round found too few devices: the simulation says nothing about
+            # separations.
             continue
         simulated.append(device_rounds)
     found = [summarise([each.cohort for each in rounds])[0] for rounds in simulated]
-    # If no device took part twice, its participations would be further apart than all rounds.
+    # If no device took part twice, the separation is taken as the number of rounds.
     separations = [each.separation or each.num_rounds for each in found]
-    # The numbers of participations of shorter simulations are too small.
+    # Simulations that ended early are left out: their numbers of participations are too small.
     counts = [each.max_participations for each in found if each.num_rounds == num_rounds]
     shown = min(_separation_of_times(values, rounds) for rounds in simulated)
     separation, most = suggested_schema(separations, counts, num_rounds, values.margin, shown)
@@ -332,12 +334,12 @@ def _suggestion(
 
 
 def _separation_of_times(values: flags.FlagValues, rounds: list[DeviceRound]) -> int:
-    """The separation that the times of rounds and the timers show of all devices."""
+    """Returns the separation that round times and timers prove for any device."""
     starts = np.array([each.start_seconds for each in rounds])
     try:
         times = TimedRounds(starts, starts + 60.0 * values.round_minutes, values.timer_hours)
     except ValueError:
-        # A device may be in a round twice.
+        # The timer may be shorter than a round: a device may be in one round twice.
         return 1
     return times.participation().separation or len(rounds)
 
@@ -345,7 +347,7 @@ def _separation_of_times(values: flags.FlagValues, rounds: list[DeviceRound]) ->
 def suggested_schema(
     separations: Sequence[int], counts: Sequence[int], num_rounds: int, margin: float, shown: int
 ) -> tuple[int, int]:
-    """Returns the separation and the most participations that a plan may count on.
+    """Returns the separation and the most participations that a plan may rely on.
 
     Args:
       separations: The smallest separation of each simulation, in rounds, at least 1.
@@ -361,7 +363,7 @@ def suggested_schema(
     """
     least = min(separations)
     spread = max(separations) - least
-    # The float of 0.9 * 10 may be below 9: one round less is safe.
+    # Rounding may make 0.9 * 10 less than 9: a separation that is one round smaller is safe.
     separation = max(1, min(math.floor((1.0 - margin) * least), least - spread, shown))
     fitting = MinSeparation(separation).most_participations(num_rounds)
     if not counts:
@@ -372,7 +374,7 @@ def suggested_schema(
 def _planned(
     values: flags.FlagValues,
 ) -> tuple[Factorization | None, Participation | None, float | None]:
-    """The factorization, the schema that the noise is for and the noise multiplier, if any."""
+    """Returns factorization, noise schema and noise multiplier of the plan, None if not given."""
     factorization, schema = None, None
     multiplier = mechanism_flags.noise_multiplier(values)
     saved = mechanism_flags.saved_mechanism(values.checkpoint)
@@ -411,7 +413,7 @@ def _planned(
 def _run(
     population: DevicePopulation, num_rounds: int, name: str = "participation"
 ) -> tuple[list[DeviceRound], str | None]:
-    """Runs the rounds; returns those that took place and why there are no more, if so."""
+    """Simulates rounds; returns those that took place, and why the run ended early or None."""
     device_rounds: list[DeviceRound] = []
     with ProgressBar(
         total=num_rounds, desc=name, unit="round", file=sys.stderr, mininterval=0.5
@@ -458,7 +460,8 @@ def _privacy_fields(
     multiplier: float | None,
     delta: float,
 ) -> dict[str, Any]:
-    # Noise is relative to the sensitivity under a schema.
+    # Without a schema there is no guarantee: the noise multiplier is relative to the sensitivity
+    # under a schema.
     if multiplier is None or schema is None:
         return {}
     fields: dict[str, Any] = {
@@ -485,7 +488,7 @@ def _privacy_fields(
 
 
 def _statement(fields: dict[str, Any], by_wall_clock: bool) -> str:
-    """Sentences on the consequences for the guarantee."""
+    """Returns sentences on what the simulated participation means for the guarantee."""
     if fields["keeps_plan"] is None:
         return (
             f"There is no plan to keep or to break.\nFor a plan: {fields['rule']} {_ON_WALL_CLOCKS}"

@@ -36,7 +36,7 @@ from simulations.workers.worker_addresses import LARGEST_PORT
 _SECONDS_TO_START = 120.0
 _SECONDS_TO_END = 5.0
 _SECONDS_BETWEEN_LOOKS = 0.1
-_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux
+_PARENT_DEATH_SIGNAL = 1  # Linux's constant PR_SET_PDEATHSIG
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -52,7 +52,7 @@ def define_flags(values: flags.FlagValues) -> None:
 
 
 def main(values: flags.FlagValues) -> None:
-    """Runs the worker until it is asked to end."""
+    """Runs a TFF worker until it is asked to end."""
     port, most_calls = values.port, values.max_concurrent_computation_calls
     command_line.check_choice(
         1 <= port <= LARGEST_PORT, f"--port must be between 1 and {LARGEST_PORT}, found {port}."
@@ -100,15 +100,16 @@ def run() -> None:
 
 @contextlib.contextmanager
 def _worker(arguments: list[str]) -> Iterator["subprocess.Popen[bytes]"]:
-    """Starts TFF's worker, and makes sure at the end that it is gone."""
+    """Starts TFF's worker, and kills it on exit."""
     library = ctypes.CDLL(None)
 
     def end_with_this_process() -> None:
         library.prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
-        # Ctrl-C reaches this process alone, which then ends the worker.
+        # The worker gets a process group of its own: Ctrl-C reaches only this process, which then
+        # ends the worker.
         os.setpgid(0, 0)
 
-    # Messages of the worker, if there are any, are for the person who started it.
+    # The worker's messages go to standard error, where the user who started it sees them.
     with subprocess.Popen(
         arguments, stdin=subprocess.DEVNULL, stdout=sys.stderr, preexec_fn=end_with_this_process
     ) as process:
@@ -119,10 +120,10 @@ def _worker(arguments: list[str]) -> Iterator["subprocess.Popen[bytes]"]:
 
 
 def _listens(worker: "subprocess.Popen[bytes]", port: int, requests: Sequence[int]) -> bool:
-    """Waits until the worker listens; False if it was asked to end before.
+    """Waits until the worker listens on its port; returns False if it is asked to end before.
 
     Raises:
-      CommandError: If it ends by itself or takes too long.
+      CommandError: If the worker ends by itself or takes too long.
     """
     deadline = time.monotonic() + _SECONDS_TO_START
     while not requests:
@@ -148,19 +149,20 @@ def _check_running(worker: "subprocess.Popen[bytes]") -> None:
 
 
 def _binary() -> pathlib.Path:
-    """TFF's worker, found without the seconds that an import of TFF takes."""
+    """Returns the path of TFF's worker program, without importing TFF, which takes seconds."""
     command_line.check_extra("a worker")
     package: Any = importlib.util.find_spec("tensorflow_federated")
     return pathlib.Path(package.origin).parent / "data" / "worker_binary"
 
 
 def _check_free(port: int) -> None:
-    """Refuses a port that is taken, which the worker would share with another one silently."""
+    """Raises CommandError if the port is in use, which the worker would silently share."""
     both = socket.has_dualstack_ipv6()
     with socket.socket(socket.AF_INET6 if both else socket.AF_INET, socket.SOCK_STREAM) as probe:
         if both:
             probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        # Connections of an earlier worker that are still closing do not count.
+        # With SO_REUSEADDR, connections of an earlier worker that are still closing do not make the
+        # port taken.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("::" if both else "0.0.0.0", port))

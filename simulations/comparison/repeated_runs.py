@@ -45,8 +45,8 @@ MODULES: Mapping[str, str] = {
 # values.
 _CHANGES_NOTHING = re.compile(rf"--({'|'.join(run_config.NOT_OF_THE_RUN)})(=|$)")
 _POLL_SECONDS = 0.1
-# Matches --audit_canaries: an audited run draws its own canaries, and which clients take part
-# depends on them.
+# Matches --audit_canaries. An audited run is handed no --cohort_seed: it draws canaries and cohorts
+# at random.
 _AUDITED = re.compile(r"--audit_canaries(=|$)")
 # The seconds that a run has to end by itself after a second request to stop; it is killed then.
 _SECONDS_TO_END = 20.0

@@ -38,7 +38,7 @@ NUM_TRAINING_IMAGES = 50_000
 _TRAIN_FILES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
 _TEST_FILE = "test_batch.bin"
 _RECORD_BYTES = 1 + 3 * 32 * 32
-# The server's rate is not the papers', which print none.
+# The papers print no learning rate of the server: the one here is our own.
 _DEFAULTS: Mapping[str, Any] = {
     **COMMON_DEFAULTS,
     **OF_SINGLE_IMAGES,
@@ -55,7 +55,7 @@ _DEFAULTS: Mapping[str, Any] = {
 
 
 def load(directory: pathlib.Path | None) -> tuple[Images, Images]:
-    """Returns the training and the test images.
+    """Returns the training images and the test images of CIFAR-10.
 
     CIFAR-10 (Krizhevsky, 2009): 50,000 training and 10,000 test images of ten classes.
 
@@ -107,7 +107,7 @@ def _read(path: pathlib.Path) -> Images:
 
 
 def keras_model() -> Any:
-    """Returns a convolutional network of 550,570 parameters, as private training often has it.
+    """Returns a convolutional network of 550,570 parameters, a usual one in private training.
 
     Three blocks of two convolutions of 3x3 and a maximum over 2x2, with 32, 64 and 128 filters,
     and a dense layer of 128: the network of Papernot et al., *Tempered Sigmoid Activations for

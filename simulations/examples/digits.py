@@ -34,14 +34,15 @@ from simulations.training.federated_task import (
     outcome_lines,
 )
 
-# The places at which the forms begin in the file, and the end of the last one.
+# Each of the 14 forms is the images from one of these places in the file to the next.
 _BOUNDS = (0, 130, 256, 386, 516, 646, 776, 906, 1029, 1157, 1287, 1415, 1545, 1667, 1797)
-# Forms, not images, are held back: a model is tried on hands that it has not seen.
+# Whole forms are held out, not single images: a model is evaluated on handwriting that it has not
+# seen.
 _TRAIN_FORMS, _HELDOUT_FORMS, _TEST_FORMS = slice(0, 11), slice(11, 12), slice(12, 14)
 
 NUM_PIXELS = 64
 NUM_CLASSES = 10
-# The defaults of flags.
+# Defaults of run-digits for the flags of a training run.
 _COMMON: Mapping[str, Any] = {
     **COMMON_DEFAULTS,
     "client_learning_rate": 0.5,
@@ -71,14 +72,14 @@ _SINGLE_EXAMPLES: Mapping[str, Any] = {
 
 
 def load() -> tuple[Images, ...]:
-    """Returns the images of each form, in the order of the file.
+    """Returns the images of handwritten digits, grouped by the form that they were written on.
 
     The 1,797 images are the test set of the UCI data set *Optical Recognition of Handwritten
     Digits* (Alpaydin and Kaynak, 1998). Thirteen people wrote them on preprinted forms. Who wrote
     which image is not recorded, but the order of the file still shows the forms: the same sequence
     of 130 digits comes 14 times, sometimes with a few missing. A client here has consecutive images
-    of one form, so they are of one hand. The forms are 14 and the writers 13: clients are like
-    writers, and no more is known.
+    of one form, so one person wrote all of them. There are 14 forms and 13 writers: clients are
+    similar to writers, and no more is known.
 
     Returns:
       14 forms of 122 to 130 images: (m, 64) float32 pixels in [0, 1], the rows of an 8x8 image
@@ -108,15 +109,16 @@ def load() -> tuple[Images, ...]:
 
 
 def clients(forms: tuple[Images, ...], examples_per_client: int) -> ClientImages:
-    """Returns the images of clients: the first 11 forms, each cut into pieces, train.
+    """Divides the images among clients, each of which has consecutive images of one form.
 
     Args:
       forms: The result of :func:`load`.
-      examples_per_client: The most images of a client. The pieces of a form are of equal
-        size, up to one image. With 1, every image is a client.
+      examples_per_client: The most images of a client. Clients of one form have equal numbers of
+        images, up to one image. With 1, every image is a client.
 
     Returns:
-      Clients in the order of the file. The 12th form is held out, and the last two test.
+      Clients made of the first 11 forms, in the order of the file; the 12th form as held-out
+      images; and the last two forms as test images.
 
     Raises:
       ValueError: If ``examples_per_client`` is not positive.
@@ -135,7 +137,7 @@ def clients(forms: tuple[Images, ...], examples_per_client: int) -> ClientImages
 
 
 def keras_model() -> Any:
-    """Returns multinomial logistic regression that starts from zero: 650 parameters."""
+    """Returns a multinomial logistic regression with 650 parameters, all initially zero."""
     import tensorflow as tf
 
     inputs = tf.keras.Input((NUM_PIXELS,))

@@ -32,13 +32,14 @@ from simulations.training.federated_task import Images
 
 SHAPE = (28, 28, 1)
 NUM_CLASSES = 10
-# The directory of Debian's package.
+# The directory in which Debian's package dataset-fashion-mnist puts the data set.
 DEBIAN_DIRECTORY = pathlib.Path("/usr/share/datasets/fashion-mnist")
 NUM_TRAINING_IMAGES = 60_000
 
-# The type of unsigned bytes, in the format of MNIST.
+# The code of unsigned bytes as the type of numbers, in MNIST's file format.
 _UNSIGNED_BYTES = 8
-# The defaults of flags. Delta is that of run-cifar10.
+# Defaults of run-fashion-mnist for the flags of a training run. Delta is the default of
+# run-cifar10.
 _COMMON: Mapping[str, Any] = {
     **COMMON_DEFAULTS,
     "num_rounds": 60,
@@ -67,7 +68,7 @@ _GROUPS: Mapping[str, Any] = {
 
 
 def load(directory: pathlib.Path | None) -> tuple[Images, Images]:
-    """Returns the training and the test images.
+    """Returns the training images and the test images of Fashion-MNIST.
 
     Fashion-MNIST (Xiao, Rasul and Vollgraf, 2017): 60,000 training and 10,000 test images.
 
@@ -124,7 +125,7 @@ def _path(directory: pathlib.Path, name: str) -> pathlib.Path:
 
 
 def _array(path: pathlib.Path, shape: tuple[int, ...]) -> np.ndarray:
-    """Reads an array of bytes; ``shape`` is that of an entry along the first axis."""
+    """Reads an array of bytes from a file in MNIST's format; each of its entries has ``shape``."""
     try:
         contents = path.read_bytes()
         contents = gzip.decompress(contents) if path.suffix == ".gz" else contents

@@ -1,7 +1,7 @@
-"""Tasks of labelled images in files: their division among clients, their flags and their command.
+"""What image-classification tasks share: division of images among clients, flags and command.
 
-A task of images has the reading of its files, its model and its defaults in a file of its own, and
-``federated_task`` the data of a run, which are the same for all of them.
+The module of a single task reads its files, makes its model and has its defaults.
+``federated_task`` has the data of a run, in the same form for all these tasks.
 """
 
 import functools
@@ -25,33 +25,35 @@ from simulations.training.federated_task import (
     outcome_lines,
 )
 
-# Hsu et al. call such clients moderately different.
+# Default of --concentration; Hsu et al. call clients with this value moderately different.
 _DEFAULT_CONCENTRATION = 1.0
-# A client's share of each class is a float64: smaller ones give nothing but zeros.
+# The least Dirichlet concentration. Below it, all of a client's float64 class shares may round to
+# zero.
 _SMALLEST_CONCENTRATION = 1e-3
 _LARGEST_CONCENTRATION = 1e6
-# Seeds are 64 bits wide.
+# The largest seed of a split: seeds are signed 64-bit integers.
 _LARGEST_SEED = 2**63 - 1
-# The share of the test images that is evaluated as a model is trained; no others are seen before
-# training has ended. The papers have no such split, and train with all training images.
+# The share of the test images that is evaluated during training; the other test images are used
+# only after training. The papers have no such split, and train with all training images.
 _HELDOUT_SHARE = 0.2
 
 
-# The defaults of every task of images. The server's rate falls at the end.
+# Default flags that all image tasks share. The server's learning rate has no warm-up; each task
+# says how it falls at the end.
 COMMON_DEFAULTS: Mapping[str, Any] = {
     "client_optimizer": "sgd",
     "server_warmup": 0.0,
     "target_epsilon": 8.0,
     "max_bands": 64,
 }
-# The defaults of clients that have one image each: one step.
+# Default flags if each client has one image: it takes one local step.
 OF_SINGLE_IMAGES: Mapping[str, Any] = {"batch_size": 1, "client_epochs": 1}
 
 
 def dirichlet_split(
     labels: np.ndarray, num_clients: int, concentration: float, seed: int
 ) -> tuple[np.ndarray, ...]:
-    """Splits examples among clients that prefer some classes to others.
+    """Splits labelled examples among clients, each with its own preference for some classes.
 
     Each client draws the proportions of its classes from a symmetric Dirichlet distribution, and
     then examples without replacement by these proportions; a class that is used up is left to the
@@ -82,7 +84,8 @@ def dirichlet_split(
         while missing := wanted - int(np.sum(taken)):
             weights = np.where(taken < left, proportions, 0.0)
             if not np.sum(weights) > 0.0:
-                # Its own classes are used up: it takes images that are left.
+                # The classes that the client prefers are used up: it takes images of the classes
+                # that are left.
                 weights = (left - taken).astype(np.float64)
             drawn = generator.multinomial(missing, weights / np.sum(weights))
             taken = np.minimum(taken + drawn, left)
@@ -103,7 +106,7 @@ def task_command(
     single_images: Mapping[str, Any],
     groups: Mapping[str, Any],
 ) -> TaskCommand:
-    """Returns the command of a task of images.
+    """Returns the command that trains on one image data set.
 
     Args:
       name: The command.
@@ -170,7 +173,7 @@ def _check_number(num_clients: int | None, num_images: int) -> None:
 
 
 def check_flags(options: Mapping[str, Any], command: str) -> None:
-    """Checks the flags that divide the training images among clients.
+    """Checks the flags that say how the training images are divided among clients.
 
     Flags:
       num_clients: The number of clients that share the training images, by a Dirichlet split.
@@ -210,7 +213,7 @@ def check_flags(options: Mapping[str, Any], command: str) -> None:
 def checked_labels(
     labels: np.ndarray, num_classes: int, data_set: str, path: pathlib.Path
 ) -> np.ndarray:
-    """Returns the labels of a file as int32.
+    """Returns labels that were read from a file, checked and as int32.
 
     Raises:
       ValueError: If one is not from 0 to ``num_classes`` - 1.
@@ -226,7 +229,7 @@ def checked_labels(
 def downloaded(
     module: str, data_set: str, shape: tuple[int, ...], advice: str
 ) -> tuple[Images, Images]:
-    """Returns the training and the test images that Keras downloads.
+    """Returns the training images and the test images of a data set that Keras downloads.
 
     Args:
       module: The module of ``keras.datasets`` that has them.
@@ -242,7 +245,8 @@ def downloaded(
     try:
         parts = getattr(tf.keras.datasets, module).load_data()
     except Exception as error:
-        # Keras raises a bare Exception for a failed download, and others for damaged files.
+        # Catch all errors: Keras raises a bare Exception for a failed download, and other types for
+        # damaged files.
         reason = str(error).strip() or type(error).__name__
         raise ValueError(
             f"{data_set} could not be downloaded or read by Keras ({reason.splitlines()[-1]}). "

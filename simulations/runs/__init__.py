@@ -1,1 +1,1 @@
-"""A training run: its configuration, directory, loop, records, statement and figures."""
+"""A federated training run: its configuration, directory, loop, records, statement and figures."""

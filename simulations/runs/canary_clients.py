@@ -19,24 +19,27 @@ import tensorflow_federated as tff
 from mf_aggregators.audit.run_audit import Canaries, RunAudit
 from simulations.runs.run_plan import Run
 
-# Canaries send updates this many clip norms long, so that missing or wrong clipping shows.
+# A canary's update has an L2 norm of this many clip norms, unless zeroing allows less: an audit
+# then shows missing or wrong clipping.
 _EXCESS = 10.0
-# Room for rounding below a threshold that zeroes larger entries.
+# A canary's largest entry over the zeroing threshold: below 1, so that rounding cannot zero its
+# update.
 _BELOW_ZEROING = 0.99
 _BYTES_PER_NUMBER = 8
-# The parts of a client's data, and a measurement of the aggregator.
+# Names of the two parts of a client's data (its batches, its canary update), and of the
+# aggregator's measurement with the released update.
 _BATCHES, _UPDATE, _RELEASED = "batches", "canary", "released_update"
 
 
 class CanaryClients:
-    """The canaries of one run: their data, and what is kept of its releases."""
+    """The canary clients of one run, with their data and the record of the run's releases."""
 
     def __init__(self, run: Run, initial_weights: Sequence[np.ndarray]) -> None:
         """Draws the canaries of a run.
 
         Args:
           run: The run, with ``audit_canaries``.
-          initial_weights: Those of the model, of which only the shapes count.
+          initial_weights: The initial weights of the model; only their shapes count.
 
         Raises:
           ValueError: If the model is too small, or zeroing would remove the canaries' updates.
@@ -65,7 +68,7 @@ class CanaryClients:
         self._no_update = self._update(0).take(0)
 
     def client_data(self, batches: Sequence[Any], index: int) -> list[Any]:
-        """Returns the data of all clients of a round: the cohort's, and the canaries' of the round.
+        """Returns the data of all clients in a round, those of the cohort and its canaries.
 
         Args:
           batches: The data set of each client of the cohort.
@@ -79,7 +82,7 @@ class CanaryClients:
         ]
 
     def record(self, index: int, metrics: Any) -> None:
-        """Keeps the release of a round before the round counts; a repeated round gives the same.
+        """Records the release of a round for the audit, before the round counts as released.
 
         Raises:
           OSError: If it cannot be written.
@@ -99,8 +102,9 @@ class CanaryClients:
     ) -> tff.learning.templates.LearningProcess:
         """Returns federated averaging on the data of :meth:`client_data`.
 
-        It is ``tff.learning.algorithms.build_unweighted_fed_avg`` with these arguments, but that
-        a client with an update as its data sends that, and that the metrics have what was released.
+        It is ``tff.learning.algorithms.build_unweighted_fed_avg`` with these arguments and two
+        differences: a client whose data are an update sends this update, and the metrics have the
+        released update.
         """
         initial = tff.tensorflow.computation(
             lambda: tff.learning.models.ModelWeights.from_model(model_fn())
@@ -129,7 +133,7 @@ class CanaryClients:
     def _client_work(
         self, work: tff.learning.templates.ClientWorkProcess
     ) -> tff.learning.templates.ClientWorkProcess:
-        """Client work that adds the canary's update, where there is one, to that of its data."""
+        """Returns client work that adds a canary's update, if there is one, to its data's."""
         state, weights, batches = work.next.type_signature.parameter
         update = work.next.type_signature.result.result.member.update
         block = self._canaries.coordinates.shape[1:]
@@ -170,7 +174,7 @@ class CanaryClients:
         )
 
     def audit(self, num_rounds: int) -> RunAudit:
-        """Returns the result of the audit of the first rounds.
+        """Returns the result of auditing the releases of the run's first rounds.
 
         Args:
           num_rounds: The rounds that were released.
@@ -204,7 +208,7 @@ def _released_update(mean: Any) -> Any:
 
 
 def largest_cohort(run: Run) -> int:
-    """Returns the most clients of a round, should all canaries be in the run."""
+    """Returns the largest number of clients in a round if all canaries take part in the run."""
     joins = Canaries.takes_part(
         run.mechanism.noise_reference, run.config.num_rounds, run.config.audit_canaries or 0
     )

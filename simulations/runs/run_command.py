@@ -1,9 +1,9 @@
 """A federated run of any task, from its flags to its privacy statement.
 
-A run is new (:func:`begin`), goes on (:func:`resume`), or goes on for more rounds than it was
+A run is new (:func:`begin`), is resumed (:func:`resume`), or is resumed for more rounds than it was
 planned for (:func:`extend`). Flags, data, mechanism and directory are checked before anything is
-written. Everything that a run leaves behind is in its directory; started again with the same
-flags, it goes on where it was.
+written. Everything that a run leaves behind is in its directory; started again with the same flags,
+it goes on where it was.
 
 The same command with more ``--num_rounds`` extends a run. ``config.json`` then has the flags of the
 whole, and below ``extends`` the horizons before, each with the rounds that were released when the
@@ -48,14 +48,14 @@ from simulations.runs.run_plan import Run
 from simulations.training.federated_task import TaskCommand, TaskData
 from simulations.workers import worker_addresses
 
-# The field of config.json with the separation of a run that was given none.
+# The entry of config.json with the separation that was found for a run without --separation.
 _FOUND_SEPARATION = "found_separation"
-# The flags of a run that promise a guarantee.
+# The flags that ask for a privacy guarantee, from which the noise follows.
 _TARGETS = ("target_epsilon", "target_rho")
 
 
 def run(command: TaskCommand) -> NoReturn:
-    """Parses the flags of a command that runs a task, runs it, and exits."""
+    """Parses the flags of a training command, runs the training, and exits."""
     sys.exit(
         command_line.run(
             command.description,
@@ -66,7 +66,7 @@ def run(command: TaskCommand) -> NoReturn:
 
 
 def main(values: flags.FlagValues, command: TaskCommand) -> int | None:
-    """Plans, trains, and states the guarantee.
+    """Plans a run, trains, and states its privacy guarantee.
 
     Returns:
       The exit status, None for success.
@@ -75,7 +75,8 @@ def main(values: flags.FlagValues, command: TaskCommand) -> int | None:
       ValueError: For flags, data or a directory that it cannot work with.
       OSError: If a file cannot be read or written.
     """
-    # Building a data set may load TensorFlow already.
+    # Prepare the environment first: TensorFlow reads it when it loads, which building a data set
+    # may already cause.
     processes.prepare_environment()
     config = run_config.of_flags(values, command)
     behaviour = device_behaviour.of_flags(values)
@@ -106,7 +107,7 @@ def begin(
 
     Args:
       config: What was asked.
-      command: Whose run it is.
+      command: The command that the run belongs to.
       directory: The directory, which holds nothing yet.
       behaviour: What the clients' devices do.
 
@@ -122,7 +123,8 @@ def begin(
     run = run_plan.plan(found, data, directory, seed=seed, behaviour=behaviour)
     run_plan.check_devices(run)
     _check_secrets(run)
-    # Data that cannot be read are found before anything is written.
+    # The fingerprint is computed here, so that unreadable data are found before anything is
+    # written.
     fingerprint = data.fingerprint()
     described = _description(run, command)
     described[_FOUND_SEPARATION] = None if config.separation else found.separation
@@ -139,13 +141,13 @@ def resume(
     directory: RunDirectory,
     behaviour: DeviceBehaviour,
 ) -> Run:
-    """Plans the continuation of a run, after a check that the directory is of the same run.
+    """Plans the continuation of a run, after a check that the directory holds the same run.
 
     With more rounds than before, the run is extended. ``begun`` is the ``config.json`` of its
     directory; the other arguments are those of :func:`begin`.
 
     Raises:
-      ValueError: If the run cannot go on so.
+      ValueError: If the run cannot go on with these flags, data or devices.
       OSError: If the directory cannot be written.
     """
     directory.settle_factorization(begun)
@@ -200,14 +202,14 @@ def resume(
 
 
 def extend(run: Run, command: TaskCommand, begun: Mapping[str, Any]) -> dict[str, Any]:
-    """Makes the larger horizon of a run count, by one write of the configuration, which it returns.
+    """Extends a run to more rounds by one write of its configuration, which it returns.
 
-    The statement on disk stays that of the horizon before until the run goes on, and holds as long:
-    nothing that the smaller horizon does not cover is released before that.
+    The privacy statement on disk stays that of the smaller horizon until the run goes on, and is
+    true until then: before that, nothing is released that the smaller horizon does not cover.
 
     Args:
-      run: The whole run.
-      command: Whose run it is.
+      run: The run with all its rounds, those of the larger horizon included.
+      command: The command that the run belongs to.
       begun: The ``config.json`` of the horizon before.
 
     Raises:
@@ -226,7 +228,8 @@ def extend(run: Run, command: TaskCommand, begun: Mapping[str, Any]) -> dict[str
     }
     directory.write_json(run_directory.CONFIG_FILE, config)
     directory.settle_factorization(config)
-    # Rows of the extended horizon have files of their own, and are made again.
+    # Noise rows on disk are deleted: those of the larger horizon have other files, and are computed
+    # again.
     directory.delete_noise_rows()
     before = mechanism.extends.guarantee(run.config.delta)
     _say(
@@ -242,7 +245,8 @@ def _train(
 ) -> int | None:
     directory = run.directory
     _say(command, "starting TensorFlow Federated")
-    # Modules of TensorFlow Federated and of matplotlib are imported only after the checks of flags.
+    # TensorFlow Federated and matplotlib are imported here, so that flags are checked before they
+    # load.
     from simulations.runs import run_reports, trainer
 
     processes.end_workers_at_exit()
@@ -295,7 +299,7 @@ def _check_behaviour(config: RunConfig, behaviour: DeviceBehaviour) -> None:
 
 
 def _check_other_runs(config: RunConfig, directory: RunDirectory) -> None:
-    """Checks that runs can be composed before hours of training."""
+    """Checks, before hours of training, that the guarantees of --other_runs can be composed."""
     for other in stated_runs.Others.directories(config.other_runs):
         command_line.check_choice(
             os.path.realpath(other) != os.path.realpath(directory.path),
@@ -307,9 +311,9 @@ def _check_other_runs(config: RunConfig, directory: RunDirectory) -> None:
 
 
 def _check_secrets(run: Run) -> None:
-    """Checks that secrets are private, before anything is written or TensorFlow is loaded.
+    """Checks that the files with the run's secrets are private, before anything is written.
 
-    The default directory for noise of a new run cannot be unfit, and is made by the aggregator.
+    The default noise directory of a new run is not checked: the aggregator creates it, private.
     """
     directory = run.directory
     if directory.states.exists():
@@ -323,7 +327,7 @@ def _check_secrets(run: Run) -> None:
 
 
 def _with_sampler(run: Run) -> Run:
-    """The run with its sampler, which leaves out clients that are not available."""
+    """Returns the run with its sampler, which leaves out clients that are not available."""
     scheme, behaviour = run.mechanism.sampling, run.behaviour
     if scheme is None:
         return run
@@ -336,10 +340,11 @@ def _with_sampler(run: Run) -> Run:
 
 
 def sampler_of(scheme: SamplingScheme, directory: RunDirectory, fixed_seed: int | None) -> Sampler:
-    """Returns the sampler of a run, with the secret seed in its directory.
+    """Returns the sampler that draws a run's clients, from the secret seed in its directory.
 
-    The seed is not that of data order and initial weights: whoever gets the initial model could
-    find 32 bits of that one by trial. It is with the states, which are as secret.
+    This seed differs from the seed of data order and initial weights, of which an adversary who has
+    the initial model could find 32 bits by trial. The sampler's seed is stored with the saved
+    states, which are as secret.
 
     Args:
       scheme: How clients are drawn.
@@ -373,9 +378,9 @@ def sampler_of(scheme: SamplingScheme, directory: RunDirectory, fixed_seed: int 
 
 
 def _with_noise_of(old: Mapping[str, Any], config: RunConfig) -> RunConfig:
-    """The configuration with the noise that a run began with, if it is for the same target.
+    """Returns the configuration with the noise that the run began with, if its target is the same.
 
-    What a target needs may be computed anew, in the last digits, by another version.
+    Another version may compute a noise multiplier for this target that differs in the last digits.
     """
     begun_with = old.get("noise_multiplier")
     if begun_with is None:
@@ -389,14 +394,14 @@ def _with_noise_of(old: Mapping[str, Any], config: RunConfig) -> RunConfig:
 
 
 def _is_longer(old: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
-    """Whether a run is to go on for more rounds than those of its flags."""
+    """Whether the flags ask for more rounds than the run was begun with."""
     return isinstance(old.get("num_rounds"), int) and config["num_rounds"] > old["num_rounds"]
 
 
 def _horizon_before(
     old: Mapping[str, Any], config: RunConfig, data: TaskData, directory: RunDirectory
 ) -> Horizon:
-    """The horizon of a run's flags, which is to be extended."""
+    """Returns the horizon that a run was begun with, before it is extended."""
     before = dataclasses.replace(
         config, num_rounds=old["num_rounds"], max_participations=old.get("max_participations")
     )
@@ -414,13 +419,14 @@ def _released_rounds(directory: RunDirectory) -> int:
 def _with_changes(
     begun: Mapping[str, Any], run: Run, command: TaskCommand
 ) -> tuple[Mapping[str, Any], Run]:
-    """Returns the configuration and the run with the flags that earlier rounds had."""
+    """Returns configuration and run, with the flag values of earlier rounds recorded."""
     old, new, behaviour = begun["flags"], run.config.of_the_run(), run.behaviour
     changed = {name: old.get(name) for name in run_config.MAY_CHANGE if old.get(name) != new[name]}
     changes = {**begun.get(run_directory.CHANGED, {})}
     if changed:
         released = _released_rounds(run.directory)
-        # If flags change twice after a round, the first change counts for the rounds before.
+        # If a flag changes twice after the same round, the value before the first change is the one
+        # that earlier rounds had.
         changes[str(released)] = {**changed, **changes.get(str(released), {})}
         begun = {**begun, run_directory.CHANGED: changes}
         names = ", ".join(f"--{name}" for name in changed)
@@ -456,12 +462,14 @@ def _check_same_run(
     old, new = dict(begun.get("flags", {})), config.of_the_run()
     old |= {name: new[name] for name in run_config.MAY_CHANGE if name in old}
     if _is_longer(old, new):
-        # Nothing else may change: it was drawn, clipped or noised before.
+        # An extended run may also change its rounds, most participations and target, but no other
+        # flag: earlier rounds were drawn, clipped and noised with those.
         old["num_rounds"] = new["num_rounds"]
         most, more = old.get("max_participations"), new["max_participations"]
         if most is not None and (more is None or more >= most):
             old["max_participations"] = more
-        # A noise multiplier that was given is no target.
+        # A target may change only if the run had one: a run with a given noise multiplier keeps
+        # that.
         for name in _TARGETS:
             if None not in (old.get(name), new[name]):
                 old[name] = new[name]
@@ -476,7 +484,7 @@ def _save_matrix(run: Run, path: pathlib.Path) -> None:
 
 
 def _keep_matrix(run: Run, begun: Mapping[str, Any] | None) -> None:
-    """Saves the matrix of a new run, and checks that of a resumed one."""
+    """Saves the factorization of a new run, and checks the saved one of a resumed run."""
     directory = run.directory
     if not directory.factorization.exists():
         _save_matrix(run, directory.factorization)
@@ -492,7 +500,7 @@ def _keep_matrix(run: Run, begun: Mapping[str, Any] | None) -> None:
 
 
 def _check_ledger(directory: RunDirectory) -> None:
-    """Refuses to go on with a run that began and has no ledger."""
+    """Raises CommandError if a run has begun and its participation ledger is missing."""
     if directory.ledger.exists():
         return
     if directory.has_states() or directory.has_begun():
@@ -507,7 +515,7 @@ def _check_ledger(directory: RunDirectory) -> None:
 
 
 def _description(run: Run, command: TaskCommand) -> dict[str, Any]:
-    """The ``config.json`` of a new run."""
+    """Returns the contents of ``config.json`` for a new run."""
     kept, sampling = run.config.of_the_run(), run.mechanism.sampling
     policy = "noise: 128 secret bits from the operating system, held in checkpoints/ alone; "
     config: dict[str, Any] = {}
@@ -572,7 +580,7 @@ def _print_outcome(
 
 
 def stated_privacy(guarantee: Guarantee) -> str:
-    """Returns a run's guarantee for a person to read, rounded up.
+    """Returns a run's guarantee as text for a person, with epsilon and delta rounded up.
 
     Args:
       guarantee: That of every client.
@@ -584,7 +592,7 @@ def stated_privacy(guarantee: Guarantee) -> str:
 
 
 def percent(accuracy: float | None) -> str | None:
-    """Returns an accuracy for a person to read; None for None."""
+    """Returns an accuracy as text in percent; None for None."""
     return None if accuracy is None else f"{100 * accuracy:.2f} %"
 
 

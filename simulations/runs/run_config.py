@@ -1,4 +1,4 @@
-"""The configuration of a federated run: what was asked for, as flags and as JSON."""
+"""The configuration of a federated run, from flags and as JSON."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -20,20 +20,21 @@ from simulations.devices import device_behaviour
 from simulations.flag_fields import flag
 from simulations.training.federated_task import TaskCommand
 
-# The clip norm that is no number.
+# The value of --clip_norm for a clip norm that adapts; all other values are numbers.
 ADAPTIVE = stated_runs.ADAPTIVE
-# The mechanism that is none at all.
+# The value of --mechanism for a run without any noise.
 NOT_PRIVATE = "none"
 PREFIX_SUM, TRAINING = "prefix_sum", "training"
-# A workload with all features of training; each mechanism uses those that it can be optimised for.
+# A workload with momentum and changing rates, which shows what a mechanism can be optimised for.
 _TRAINING_WORKLOAD = Workload("momentum_sgd", 2, 0.5, (1.0, 0.5))
-# A value of --sampling: clients take part whenever their participation timers allow it.
+# The value of --sampling for runs in which participation timers, not a sampler, decide who takes
+# part.
 TIMERS = stated_runs.TIMERS
 
-# The flags of an adaptive clip norm, with the names of its parameters.
+# The flags of an adaptive clip norm, each with the parameter of AdaptiveClip that it sets.
 OF_ADAPTIVE = stated_runs.OF_ADAPTIVE
 
-# The flags that say how much noise there is.
+# The flags that set the amount of noise: at most one of them may be given.
 _NOISE = ("noise_multiplier", "target_epsilon", "target_rho")
 
 
@@ -233,17 +234,17 @@ class RunConfig(Mapping[str, Any]):
 
     @property
     def cohort(self) -> int:
-        """The clients that take part in a round: in an estimate, fewer than they stand for."""
+        """The number of clients in a round; with --simulated_clients, fewer than they stand for."""
         return stated_runs.RunFlags(self).cohort()
 
     @property
     def simulated_share(self) -> float:
-        """The clients that take part in a round over those that they stand for."""
+        """The number of clients in a round over the number that they stand for."""
         return self.cohort / self.clients_per_round
 
     @property
     def adaptive_clip(self) -> AdaptiveClip | None:
-        """How the clip norm adapts to the clients that take part; None for a constant one.
+        """The adaptive clip norm's parameters; None for a constant clip norm.
 
         Raises:
           ValueError: If a parameter is out of its range.
@@ -252,30 +253,31 @@ class RunConfig(Mapping[str, Any]):
 
     @property
     def clip(self) -> float | AdaptiveClip:
-        """The clip norm, or how it adapts."""
+        """The clip norm as a number, or the parameters of an adaptive one."""
         return self.adaptive_clip or float(self.clip_norm)
 
     def of_the_run(self) -> dict[str, Any]:
-        """Returns the options that a run may not change when it is resumed."""
+        """Returns the options that config.json records, and that a resumed run is compared by."""
         return {name: value for name, value in self.items() if name not in NOT_OF_THE_RUN}
 
 
 NAMES = tuple(flag_fields.fields_of(RunConfig))
-# Flags that change nothing about a run, and may differ when it is resumed.
+# Flags that have no effect on a run's result, and may differ when it is resumed.
 NOT_OF_THE_RUN = (
     "format",
     *(name for name, (own, _) in flag_fields.fields_of(RunConfig).items() if not own.is_of_the_run),
 )
-# Flags that may change when a run resumes. Rounds of the ledger keep the cohorts, sums and noise of
-# their own flags, or the run is refused; evaluations are of the released model, on held-out data.
+# Flags that may change when a run resumes. They cannot change rounds in the ledger: each is run
+# with the values that it had, or the run is refused. --evaluate_every costs no privacy, because
+# released models are evaluated on held-out data.
 MAY_CHANGE = (*device_behaviour.MAY_CHANGE, "evaluate_every")
-# Only a task knows the defaults of these.
+# Flags whose defaults differ from task to task, so that each task must say them.
 NEED_DEFAULTS = frozenset(
     name
     for name, (_, field) in flag_fields.fields_of(RunConfig).items()
     if field.default is dataclasses.MISSING
 )
-# Pairs of flags that exclude each other, and the reason.
+# Pairs of flags that exclude each other, each with the reason.
 _EXCLUSIONS = (
     ("secure_aggregation", "workers", "a worker sees the updates of its own clients"),
     (
@@ -287,7 +289,7 @@ _EXCLUSIONS = (
     ("cohort_seed", "audit_canaries", "canaries must be drawn at random"),
     ("audit_canaries", "private_metrics", "canaries have no metrics"),
 )
-# Flags that mean something only with another one.
+# Flags that have an effect only with another flag.
 _BELONG_TO = {
     **dict.fromkeys(OF_ADAPTIVE, f"--clip_norm={ADAPTIVE}"),
     **dict.fromkeys(("largest_loss", "largest_examples"), "--private_metrics"),
@@ -298,7 +300,7 @@ _BELONG_TO = {
 
 
 def mechanisms_of_training() -> list[str]:
-    """Returns the mechanisms that can be optimised for momentum, or for more of the training."""
+    """Returns the mechanisms that can be optimised for training with momentum."""
     known = catalogue.ENTRIES
     nearest = {
         name: known[name].nearest_workload(_TRAINING_WORKLOAD)
@@ -308,17 +310,17 @@ def mechanisms_of_training() -> list[str]:
 
 
 def num_bands(options: RunConfig) -> int | None:
-    """Returns the bands of the mechanism that is asked for, if the options say them."""
+    """Returns the chosen mechanism's number of bands; None if the options do not say."""
     return catalogue.entry(options.mechanism).num_bands({"num_bands": options["num_bands"]})
 
 
 def banded_mechanisms() -> list[str]:
-    """Returns the mechanisms with a number of bands of C that is known beforehand."""
+    """Returns the names of mechanisms whose strategy matrix C has a known number of bands."""
     return [name for name, each in catalogue.ENTRIES.items() if each.has_known_bands]
 
 
 def define_flags(values: flags.FlagValues, command: TaskCommand) -> None:
-    """Defines the flags of a command that runs a task."""
+    """Defines the flags of a training command."""
     command.define_flags(values)
     defaults = {
         "largest_loss": stated_runs.LARGEST_LOSS,
@@ -339,7 +341,7 @@ def define_flags(values: flags.FlagValues, command: TaskCommand) -> None:
 
 
 def of_flags(values: flags.FlagValues, command: TaskCommand) -> RunConfig:
-    """Returns every option with its default for the task, checked one by one.
+    """Returns the checked configuration of a run, with the task's defaults for flags not given.
 
     With a data sampler, the noise multiplier for a target epsilon depends on the population as
     well, and stays None.
@@ -378,7 +380,7 @@ def of_flags(values: flags.FlagValues, command: TaskCommand) -> RunConfig:
 
 
 def _flags_of(saved: Mechanism, values: flags.FlagValues) -> dict[str, Any]:
-    """The flags that a Mechanism says of a run, but for flags that were given."""
+    """Returns the flags that a saved Mechanism determines, without those that were given."""
     name, of_clients = f"--checkpoint={values.checkpoint}", saved.participation.run_flags()
     check_choice(
         saved.extends is None,
@@ -401,7 +403,7 @@ def _flags_of(saved: Mechanism, values: flags.FlagValues) -> dict[str, Any]:
 
 
 def _check_together(options: RunConfig) -> None:
-    """Checks flags that exclude or need one another."""
+    """Checks that the flags fit together: some pairs exclude, others need each other."""
     for one, other, reason in _EXCLUSIONS:
         is_given = [options[name] not in (None, False) for name in (one, other)]
         check_choice(not all(is_given), f"--{one} and --{other} exclude each other: {reason}.")
@@ -428,7 +430,7 @@ def _check_together(options: RunConfig) -> None:
 
 
 def _clip_norm(value: float | str) -> float | str:
-    """The value of a flag that takes a number or a word."""
+    """Returns the value of --clip_norm, a number or the word adaptive."""
     if value == ADAPTIVE:
         return value
     try:
@@ -460,7 +462,7 @@ def _check_mechanism(options: RunConfig) -> None:
 
 
 def _check_sampling(options: RunConfig) -> None:
-    """Checks the flags that a sampling scheme excludes or needs."""
+    """Checks the flags that the chosen --sampling excludes or needs."""
     sampling, mechanism = options.sampling, options.mechanism
     scheme = None if sampling == TIMERS else SCHEMES[sampling]
     check_choice(
@@ -516,7 +518,7 @@ def _check_audit(options: RunConfig) -> None:
 
 
 def _with_noise_multiplier(options: RunConfig, default_epsilon: float) -> RunConfig:
-    """The options with the noise that a target needs, where the population has no say in it."""
+    """Returns the options with the target's noise multiplier, if clients use timers."""
     is_given = any(options[name] is not None for name in _NOISE)
     if options.mechanism == NOT_PRIVATE and options.checkpoint is None:
         check_choice(

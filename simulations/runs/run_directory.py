@@ -1,4 +1,4 @@
-"""The directory of a run: where its files are, who may use it, its configuration and its ledger."""
+"""The directory of a training run, with its lock, configuration and participation ledger."""
 
 import contextlib
 import dataclasses
@@ -34,22 +34,22 @@ FIGURE_FILE = "training.png"
 FINAL_MODEL_FILE = "final_model.npz"
 # The entry of config.json that has the day on which a run began.
 BEGUN = "begun"
-# A state is named after its round.
+# The name of a saved state is this prefix and the number of its round.
 STATE_PREFIX = "round_"
-# The entry of config.json that has the horizons before, of a run that was extended.
+# The entry of config.json with the earlier horizons of a run that was extended.
 EXTENDS = "extends"
-# The entry of config.json that has the values of flags before they changed, by the rounds released
-# until then, in the order of the changes.
+# The entry of config.json with flags' values before each change, keyed by the number of rounds
+# released until the change, in the order of the changes.
 CHANGED = "changed_flags"
 
 _LOCK_FILE = "run.lock"
-# The beginning of a file of metrics.
+# The first bytes of every metrics.csv.
 _HEADING = b"round,"
-# How often to try to lock a directory that other processes make and remove in the meantime.
+# The most attempts to lock the directory, which other processes may create and remove meanwhile.
 _ATTEMPTS_TO_LOCK = 100
 _SECONDS_BETWEEN_ATTEMPTS = 0.002
 
-# Files that atomic_files writes; a killed process may leave parts of them.
+# Files that are written by way of temporary files, which a killed process may leave behind.
 _WHOLE_FILES = (
     CONFIG_FILE,
     METRICS_FILE,
@@ -63,7 +63,7 @@ _WHOLE_FILES = (
 )
 
 
-# The packages that a run depends on.
+# The packages whose versions a run records, because its results depend on them.
 _PACKAGES = ("tensorflow-federated", "tensorflow", "tensorflow-privacy", "dp-accounting", "numpy")
 
 
@@ -72,34 +72,37 @@ class RunDirectoryError(Error, ValueError):
 
 
 class RunDirectory:
-    """Paths and files of one run."""
+    """The directory of one training run: the paths of its files, its lock and its configuration."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Names the files; nothing is read or written yet."""
+        """Sets the paths of the run's files; nothing is read or written yet."""
         self.path = pathlib.Path(path)
         self.ledger = self.path / LEDGER_FILE
-        # All weights of the model, once the run has ended.
+        # The file with all weights of the final model, written when the run has ended.
         self.final_model = self.path / FINAL_MODEL_FILE
-        # TensorBoard's event files.
+        # The directory of TensorBoard's event files.
         self.tensorboard = self.path / "tensorboard"
-        # States that a run resumes from. They are secret, as are the seed of a data sampler and the
-        # fingerprint of the data among them.
+        # The directory of the states that a run resumes from. They are secret, and so are the two
+        # other files in it: the seed of a data sampler and the fingerprint of the data.
         self.states = self.path / "checkpoints"
         self.sampling_seed = self.states / "sampling_seed.json"
         self.data = self.states / "dataset.json"
-        # Rows of noise, unless another place is chosen: a cache, as secret as the states.
+        # The default directory of noise rows on disk: a cache, as secret as the states.
         self.noise = self.path / "noise"
-        # The releases of an audited run along the directions of canaries, by round.
+        # The directory of an audited run's records: for each round, the release along the canaries'
+        # directions.
         self.audit = self.path / "audit"
-        # The checkpoint of the factorization; that of a larger horizon, until it counts.
+        # The checkpoint of the run's factorization; and the checkpoint for a larger horizon while a
+        # run is being extended.
         self.factorization = self.path / "factorization"
         self.extended_factorization = self.path / "factorization.extended"
 
     def settle_factorization(self, config: Mapping[str, Any]) -> None:
-        """Puts the checkpoint of a larger horizon into its place, once the configuration names it.
+        """Moves the factorization of a larger horizon into place once the configuration names it.
 
-        A process that was killed may have left it at any step of that. A checkpoint that the
-        configuration does not name is a remnant of an extension that never began to count.
+        An earlier process may have been killed at any step of this move. A checkpoint that the
+        configuration does not name is left from an extension that never took effect, and is
+        removed.
 
         Raises:
           OSError: If it cannot be moved.
@@ -117,13 +120,13 @@ class RunDirectory:
             shutil.rmtree(extended, ignore_errors=True)
 
     def fix_data(self, fingerprint: str) -> None:
-        """Keeps the fingerprint of a new run's data, or compares it with the kept one.
+        """Saves the fingerprint of a new run's data; compares a resumed run's with it.
 
-        It is no part of the configuration, which may be shown: whoever has two candidates for the
-        data could tell from it which one was used.
+        The fingerprint is kept out of the configuration, which may be shown to others: an adversary
+        with two candidates for the data could tell from the fingerprint which one was used.
 
         Raises:
-          RunDirectoryError: If the run began with other data, or nobody knows any more.
+          RunDirectoryError: If the run began with other data, or its saved fingerprint is lost.
           OSError: If it cannot be read or written.
         """
         if not self.data.exists():
@@ -154,17 +157,17 @@ class RunDirectory:
         return day if isinstance(day, str) else None
 
     def has_begun(self) -> bool:
-        """Returns whether there are results or a statement, which follow the first state."""
+        """Returns whether the run has results or a statement, written after its first state."""
         metrics = self.path / METRICS_FILE
         has_metrics = metrics.exists() and len(metrics.read_bytes().splitlines()) > 1
         return has_metrics or (self.path / PRIVACY_FILE).exists()
 
     def has_states(self) -> bool:
-        """Returns whether any state of a round is there, whole or damaged."""
+        """Returns whether the directory has the saved state of any round, even a damaged one."""
         return any(self.states.glob(f"{STATE_PREFIX}*"))
 
     def delete_noise_rows(self) -> None:
-        """Deletes the rows of noise in the run's own directory, once it needs them no more."""
+        """Deletes the noise rows in the run's own directory, which the run needs no more."""
         for rows in self.noise.glob("rows-*"):
             shutil.rmtree(rows, ignore_errors=True)
 
@@ -181,7 +184,8 @@ class RunDirectory:
           RunDirectoryError: If another process, or this one already, has the directory; if it is
             not that of a run, cannot be written, or is on a file system without locks.
         """
-        # This comes before anything is written, in case the directory is that of something else.
+        # Read the configuration before anything is written: the directory may belong to something
+        # else.
         self.read_config()
         is_new = not self.path.exists()
         descriptor = self._take_lock()
@@ -191,27 +195,29 @@ class RunDirectory:
             yield
         finally:
             with contextlib.suppress(OSError):
-                # While it is held, so that it is our own file that goes.
+                # Remove the lock file while the lock is held, so that it is this process's own
+                # file.
                 (self.path / _LOCK_FILE).unlink()
                 if is_new:
                     self.path.rmdir()
             os.close(descriptor)
 
     def _take_lock(self) -> int:
-        """Returns the open file that holds the lock."""
+        """Locks the directory and returns the descriptor of the open file that holds the lock."""
         path = self.path / _LOCK_FILE
         for _ in range(_ATTEMPTS_TO_LOCK):
             descriptor = None
             try:
                 self.path.mkdir(parents=True, exist_ok=True)
-                # Python closes it in programs that are started: TFF's workers outlive a kill.
+                # Child programs do not inherit this descriptor. TFF's workers outlive a killed
+                # parent, and would otherwise keep the lock.
                 descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if _is_at(descriptor, path):
                     os.ftruncate(descriptor, 0)
                     os.write(descriptor, f"{os.getpid()}\n".encode())
                     return descriptor
-                # The holder of the lock before has removed its file since we opened it.
+                # The previous holder removed its lock file after this process opened it: try again.
             except BlockingIOError:
                 assert descriptor is not None
                 holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
@@ -221,8 +227,8 @@ class RunDirectory:
                     f"another process is running in {self.path}{process}: wait for it or end it."
                 ) from None
             except FileNotFoundError:
-                # Another process has removed the directory that it had made; or, as in /proc,
-                # there will never be one.
+                # Another process may have removed a directory that it had made: try again. In
+                # places such as /proc no directory can be made, and all attempts fail.
                 time.sleep(_SECONDS_BETWEEN_ATTEMPTS)
             except OSError as error:
                 if descriptor is not None:
@@ -265,7 +271,7 @@ class RunDirectory:
         return config
 
     def _is_empty(self) -> bool:
-        """Whether the directory has no files but those of a new run without a configuration."""
+        """Whether the directory has no files but a lock and an unfinished configuration."""
         unfinished = f".{CONFIG_FILE}."
         return self.path.is_dir() and all(
             entry.name == _LOCK_FILE or entry.name.startswith(unfinished)
@@ -309,7 +315,7 @@ class RunDirectory:
         atomic_files.write(self.final_model, archive.getbuffer())
 
     def record(self, **entries: Any) -> None:
-        """Adds entries to the configuration of the run."""
+        """Adds entries to the run's config.json."""
         config = self.read_config() or {}
         if {**config, **entries} != config:
             self.write_json(CONFIG_FILE, {**config, **entries})
@@ -321,7 +327,7 @@ class RunDirectory:
 
 
 def _check_config(config: Any) -> None:
-    """Raises ValueError unless a configuration has the form of one, as far as it goes."""
+    """Raises ValueError if an entry of a configuration has the wrong form."""
     if not isinstance(config, dict):
         raise ValueError("it is no JSON object")
     for name in ("flags", "versions", CHANGED):
@@ -333,11 +339,11 @@ def _check_config(config: Any) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Horizon:
-    """The rounds that a run was planned for before it was extended.
+    """An earlier horizon of a run: the number of rounds planned before the run was extended.
 
     Attributes:
-      num_rounds: How many.
-      released_rounds: Those of them that were released when the run was extended.
+      num_rounds: The number of rounds that were planned.
+      released_rounds: How many rounds were released when the run was extended.
       participation: The schema that the timers enforced.
     """
 
@@ -351,7 +357,7 @@ class Horizon:
 
 
 def horizons_of(begun: Mapping[str, Any], directory: RunDirectory) -> tuple[Horizon, ...]:
-    """Returns the horizons before the present one of a run with this ``config.json``.
+    """Returns the earlier horizons of an extended run from its ``config.json``.
 
     Raises:
       RunDirectoryError: If they are broken.
@@ -375,7 +381,7 @@ def horizons_of(begun: Mapping[str, Any], directory: RunDirectory) -> tuple[Hori
 def check_same_flags(
     old: Mapping[str, Any], new: Mapping[str, Any], directory: pathlib.Path
 ) -> None:
-    """Refuses to go on with a run under other flags than it began with.
+    """Raises an error if a run is resumed with other flags than it began with.
 
     Raises:
       RunDirectoryError: If any flag differs: noise, data or participation rules would change in
@@ -385,7 +391,7 @@ def check_same_flags(
     if not differing:
         return
     if any(old.get(name) is not None for name in ("target_epsilon", "target_rho")):
-        # It follows from the target then.
+        # With a target, the noise multiplier is no flag of the user's: the message leaves it out.
         old = {**old, "noise_multiplier": None}
     kept = [_as_flag(name, old[name]) for name in differing if old.get(name) is not None]
     extra = [f"--{name}" for name in differing if old.get(name) is None and name in new]
@@ -398,7 +404,7 @@ def check_same_flags(
 
 
 def _as_flag(name: str, value: Any) -> str:
-    """A flag as a shell takes it."""
+    """Returns a flag and its value as a word of a shell command."""
     if isinstance(value, bool):
         return f"--{name}" if value else f"--no{name}"
     text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
@@ -412,7 +418,7 @@ def versions() -> dict[str, str]:
 
 
 def check_alike(directories: Iterable[pathlib.Path], *, with_further_runs: bool = False) -> None:
-    """Checks that runs had the same versions of packages and the same data.
+    """Checks that all runs had the same package versions and the same data.
 
     What a run has not written yet, or what was deleted since, is not compared.
 
@@ -447,7 +453,7 @@ def _difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
 
 
 def _kept(path: pathlib.Path, name: str) -> Any:
-    """An entry of a JSON file; None if the file is not there or not readable."""
+    """Returns one entry of a JSON file; None if the file is missing or unreadable."""
     try:
         contents = inputs.parsed_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -456,13 +462,14 @@ def _kept(path: pathlib.Path, name: str) -> Any:
 
 
 def matrix_sha256(checkpoint: pathlib.Path) -> str | None:
-    """Returns a fingerprint of a checkpoint: that of its description, which has that of its arrays.
+    """Returns a fingerprint of a factorization's checkpoint, so that a changed matrix is noticed.
 
     Args:
       checkpoint: Its directory.
 
     Returns:
-      The SHA-256 of the description, in hexadecimal digits; None if it is not there.
+      The SHA-256 of the checkpoint's description, which has the SHA-256 of its arrays, in
+      hexadecimal digits; None if there is no description.
     """
     try:
         return hashlib.sha256((checkpoint / "factorization.json").read_bytes()).hexdigest()
@@ -471,7 +478,7 @@ def matrix_sha256(checkpoint: pathlib.Path) -> str | None:
 
 
 def _is_at(descriptor: int, path: pathlib.Path) -> bool:
-    """Whether an open file is still the one of a name."""
+    """Returns whether an open file is still the file at a path."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
@@ -480,11 +487,11 @@ def _is_at(descriptor: int, path: pathlib.Path) -> bool:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ParticipationLedger:
-    """The clients of a population and the cohort of every round so far.
+    """Ledger of who took part: the clients of a population and the cohort of each round so far.
 
     Attributes:
       client_ids: The population, in the order that cohorts' indices refer to.
-      cohorts: For each round, the (clients,) int64 indices of its clients.
+      cohorts: For each round, the (clients,) int64 indices of the clients who took part.
       sampling: The scheme by which a data sampler drew the cohorts; None for cohorts of
         clients whose timers allowed it. Amplification does not hold towards whoever reads the
         cohorts of a sampled run.
@@ -506,11 +513,11 @@ class ParticipationLedger:
 
     @property
     def num_rounds(self) -> int:
-        """The number of rounds so far."""
+        """The number of rounds that the ledger records."""
         return len(self.cohorts)
 
     def with_round(self, cohort: np.ndarray) -> "ParticipationLedger":
-        """Returns the ledger with one more round."""
+        """Returns a copy of the ledger with one more round, in which a cohort took part."""
         return dataclasses.replace(self, cohorts=(*self.cohorts, np.asarray(cohort, np.int64)))
 
     def first_rounds(self, num_rounds: int) -> "ParticipationLedger":
@@ -523,7 +530,8 @@ class ParticipationLedger:
         scheme = None if self.sampling is None else self.sampling.to_dict()
         digest.update(json.dumps([self.client_ids, scheme], sort_keys=True).encode("utf-8"))
         for cohort in self.cohorts:
-            # The size is hashed too, so that no client can move to the next round unseen.
+            # The cohort's size is hashed too, so that moving a client to the next round changes the
+            # digest.
             digest.update(np.array([len(cohort), *np.sort(cohort)], "<i8").tobytes())
         return digest.hexdigest()
 
@@ -533,7 +541,7 @@ class ParticipationLedger:
         return [rounds[offsets[i] : offsets[i + 1]] for i in range(len(self.client_ids))]
 
     def record(self) -> Ledger:
-        """Returns the ledger as guarantees take it."""
+        """Returns the ledger as a :class:`Ledger`, which guarantees are computed from."""
         clients = tuple(self.rounds_of_clients())
         return Ledger(self.client_ids, clients, self.num_rounds, self.sampling)
 
@@ -564,16 +572,16 @@ class ParticipationLedger:
         sizes = [len(cohort) for cohort in self.cohorts]
         clients = np.concatenate([np.empty(0, np.int64), *self.cohorts])
         rounds = np.repeat(np.arange(self.num_rounds), sizes)
-        # Rounds are in order already.
+        # A stable sort by client keeps the rounds of each client in order.
         order = np.argsort(clients, kind="stable")
         counts = np.bincount(clients, minlength=len(self.client_ids))
         return np.concatenate([[0], np.cumsum(counts)]), rounds[order]
 
 
 def check_metrics(path: pathlib.Path) -> None:
-    """Checks that a file of metrics, if it is there, begins as one.
+    """Checks that metrics.csv, if it exists, begins with the heading of a file of metrics.
 
-    Rows that were cut off are no fault: a process that is killed leaves them.
+    Rows that were cut off are accepted: a killed process leaves them.
 
     Raises:
       RunDirectoryError: If it holds something else, or cannot be read.
@@ -585,7 +593,7 @@ def check_metrics(path: pathlib.Path) -> None:
         return
     except OSError as error:
         raise RunDirectoryError(f"{path} cannot be read: {error.strerror}.") from error
-    # A loss of power leaves zero bytes and a part of the heading.
+    # A loss of power may leave only part of the heading, or zero bytes: accept both.
     is_whole = line.endswith(b"\n") and b"\0" not in line
     first = line.rstrip(b"\r\n\0")
     if not first.startswith(_HEADING) and (is_whole or not _HEADING.startswith(first)):

@@ -1,4 +1,4 @@
-"""A run before TensorFlow is loaded: what follows from its configuration and its directory.
+"""The plan of a training run, made from its configuration and directory without TensorFlow.
 
 :class:`~simulations.runs.run_config.RunConfig` is what was asked, and a :class:`Run` what follows:
 a mechanism for the data that there are, and where its clients, files and random numbers come from.
@@ -65,17 +65,18 @@ from simulations.training.federated_task import TaskData
 
 DROP = "drop"
 
-# Shares such as 0.07 are not binary fractions: 0.07 * 100 is a little more than 7.
+# Tolerance for shares of rounds: those such as 0.07 are not binary fractions, and 0.07 * 100 is a
+# little more than 7.
 _ROUNDING_OF_SHARES = 1e-9
-# Relative to entries, for workloads that were computed in two ways.
+# Relative tolerance for entries of one workload that was computed in two ways.
 _ROUNDING_OF_WORKLOADS = 1e-9
 
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """The learning rate of every round, relative to a peak.
+    """Schedule of the server's learning rate: the rate of every round, relative to a peak.
 
-    Where warm-up and cool-down meet, the smaller of both holds.
+    Where warm-up and cool-down overlap, the rate is the smaller of the two.
 
     Attributes:
       warmup_share: The share of the rounds over which the rate rises linearly to its peak;
@@ -139,7 +140,7 @@ class Schedule:
 
 
 def _ramp(places: np.ndarray, steps: int, factor: float) -> np.ndarray:
-    """Numbers that rise linearly from a factor at place 0 to 1 after some steps."""
+    """Returns numbers that rise linearly from ``factor`` at place 0 to 1 at place ``steps``."""
     return factor + (1.0 - factor) * np.minimum((places + (steps == 0)) / max(steps, 1), 1.0)
 
 
@@ -147,9 +148,9 @@ def _steps(share: float, num_rounds: int) -> int:
     return math.ceil(share * num_rounds - _ROUNDING_OF_SHARES)
 
 
-# The schedules of the papers. ``decay`` is at 0.15 of the rate in the last 25 % of the rounds, and
-# ``cooldown`` falls linearly from 1 to 0.05 over them (both Denisov et al. Sec. 5);
-# ``warmup_cooldown`` rises from 0.05 to 1 over the first 15 % as well (BandMF App. I).
+# Learning-rate schedules of the papers, by name. ``decay`` is at 0.15 of the rate in the last 25 %
+# of the rounds, and ``cooldown`` falls linearly from 1 to 0.05 over them (both Denisov et al. Sec.
+# 5); ``warmup_cooldown`` rises from 0.05 to 1 over the first 15 % as well (BandMF App. I).
 SCHEDULES: Mapping[str, Schedule] = {
     "constant": Schedule(),
     "decay": Schedule(cooldown_share=0.25, cooldown=DROP, cooldown_factor=0.15),
@@ -160,7 +161,7 @@ SCHEDULES: Mapping[str, Schedule] = {
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Run:
-    """A planned run, with all defaults filled in and checked.
+    """The plan of a training run, checked, with all defaults filled in.
 
     Attributes:
       config: What was asked.
@@ -189,13 +190,13 @@ class Run:
 
     @functools.cached_property
     def guarantee(self) -> Guarantee:
-        """The guarantee of all rounds, if clients keep to the participation."""
+        """The privacy guarantee of all planned rounds, if participations follow the plan."""
         certification = Certification.default(show_progress=True)
         return self.mechanism.guarantee(self.config.delta, certification=certification)
 
     @functools.cached_property
     def stopping_rule(self) -> StoppingRule | None:
-        """The rule that ends the run before a round with which an epsilon would be exceeded.
+        """The rule of --stop_at_epsilon that ends a run before it exceeds an epsilon, or None.
 
         Raises:
           ValueError: If it would not let the first round take place.
@@ -216,7 +217,7 @@ class Run:
 
     @property
     def noise_split(self) -> NoiseSplit | None:
-        """How updates, indicators and metrics split the noise; None where updates have all of it.
+        """How updates, clip indicators and metrics split the noise; None for updates alone.
 
         Raises:
           ValueError: If the clipped count has too little noise.
@@ -225,12 +226,12 @@ class Run:
 
     @property
     def private_metrics(self) -> PrivateMetrics | None:
-        """The metrics of training that are released with noise; None for none."""
+        """The training metrics that are released with noise; None for none."""
         return stated_runs.RunFlags(self.config).private_metrics()
 
     @property
     def noise_directory(self) -> pathlib.Path:
-        """Where rows of noise go, if they go to disk."""
+        """The directory for noise rows, if they are kept on disk."""
         return pathlib.Path(self.config.noise_directory or self.directory.noise)
 
     @property
@@ -240,7 +241,7 @@ class Run:
 
     @property
     def training(self) -> Workload:
-        """The workload of the training, with momentum and the learning rate of every round."""
+        """The workload of the training, with the server's momentum and learning rates."""
         return _training(self.config, self.horizons)
 
 
@@ -254,7 +255,7 @@ def plan(
     begun: Mapping[str, Any] | None = None,
     horizons: tuple[Horizon, ...] = (),
 ) -> Run:
-    """Plans a run: finds its mechanism, and writes nothing.
+    """Plans a training run, with its mechanism, and writes nothing.
 
     Args:
       config: What was asked, checked flag by flag.
@@ -278,7 +279,8 @@ def plan(
         "that publishes one client's data outright would satisfy it.",
     )
     own, made_for = None, None
-    # One factorization for all rounds of a run, also if the checkpoint that it came from changes.
+    # A resumed run uses the factorization in its own directory, even if the --checkpoint that it
+    # came from has changed.
     if begun is not None and directory.factorization.exists():
         own, made_for = _read(directory.factorization)
     elif config.checkpoint is not None:
@@ -296,7 +298,8 @@ def plan(
         mechanism = _of_sampling(config, data, own, workload, known_noise)
     if begun is None and config.saved is not None:
         assert config.checkpoint is not None
-        # Few clients that stand for more have less noise than was asked for.
+        # With --simulated_clients the mechanism has less noise than was asked for, so that the
+        # asked one is compared.
         noise = config.noise_multiplier
         mechanism_flags.check_is_saved(
             config.saved,
@@ -320,10 +323,10 @@ def plan(
 def with_separation(
     config: RunConfig, data: TaskData, behaviour: DeviceBehaviour, seed: int
 ) -> RunConfig:
-    """Returns a new run's flags with the separation that its devices survive, if none is given.
+    """Returns a new run's flags; without --separation, with the largest that leaves enough devices.
 
-    Devices that never fail survive the largest one, for which no flag stands. If they survive none,
-    it is 1.
+    For devices that never fail, this is the largest separation possible, and the flag stays unset.
+    If even a separation of 1 leaves too few devices, the result is 1.
 
     Args:
       config: The flags.
@@ -338,9 +341,9 @@ def with_separation(
 
 
 def check_devices(run: Run) -> None:
-    """Checks that the devices of a new run, with its seed, come to the last round.
+    """Checks by simulation that enough of a new run's devices may take part in every round.
 
-    A run with ``--stop_at_epsilon`` may end before they starve.
+    A run with ``--stop_at_epsilon`` passes if it ends before a round that has too few devices.
 
     Raises:
       CommandError: If they do not.
@@ -378,7 +381,7 @@ def _population(
 def _largest_separation(
     config: RunConfig, data: TaskData, behaviour: DeviceBehaviour, seed: int
 ) -> int:
-    """The largest separation that devices of this seed and of two others survive, or 0."""
+    """Returns the largest separation at which no round lacks devices (3 seeds), or 0."""
 
     def survive(separation: int) -> bool:
         tried = dataclasses.replace(config, separation=separation)
@@ -389,7 +392,7 @@ def _largest_separation(
 
 
 def participation_of(config: RunConfig, data: TaskData) -> MinSeparation:
-    """Returns the schema that the timers of a run enforce.
+    """Returns the participation schema that a run's timers enforce.
 
     Raises:
       CommandError: If there are too few clients for a cohort.
@@ -407,7 +410,7 @@ def participation_of(config: RunConfig, data: TaskData) -> MinSeparation:
 def scheme_of(
     config: RunConfig, num_clients: int, checkpoint: Factorization | None
 ) -> SamplingScheme:
-    """Returns the scheme by which clients are drawn; ``checkpoint`` is the matrix, if it is known.
+    """Returns the sampling scheme that draws clients; ``checkpoint`` is the matrix, if it is known.
 
     Raises:
       CommandError: If the factorization is not banded.
@@ -440,21 +443,22 @@ def scheme_of(
 
 
 def _num_beside_updates(config: RunConfig) -> int:
-    """The number of entries of a row of noise in addition to those of the model."""
+    """Returns how many entries a noise row has in addition to the model's parameters."""
     metrics = stated_runs.RunFlags(config).private_metrics()
     if metrics is None:
         return int(config.adaptive_clip is not None)
-    # The clipped-count indicator, and the metrics.
+    # One entry is for the indicator of clipped updates, and one for each metric.
     return 1 + len(metrics.metrics)
 
 
 def server_rates(config: RunConfig, horizons: Sequence[Horizon]) -> np.ndarray:
     """Returns (n,) float64, the server's learning rate of every round.
 
-    Rounds that were released keep their rate: run again from an older state, they must lead to the
-    same model, whose updates got the noise of the rounds after them. So does the round after them,
-    whose rate the saved state holds already; after the last round of a horizon, that is the rate of
-    the last one.
+    Released rounds of an extended run keep their rates: run again from an older state, they must
+    give the same model, because later updates and their noise were computed from it. The first
+    round that is not released keeps its rate as well, which the saved state holds already. If all
+    rounds of the earlier horizon were released, that round has the rate of the horizon's last
+    round.
     """
     name = "decay" if config.cooldown == DROP else "cooldown"
     schedule = dataclasses.replace(
@@ -471,7 +475,7 @@ def server_rates(config: RunConfig, horizons: Sequence[Horizon]) -> np.ndarray:
 
 
 def is_same_training(one: Workload, other: Workload) -> bool:
-    """Returns whether two workloads are the same up to a factor, which no matrix depends on.
+    """Returns whether two workloads are equal up to a factor, which changes no optimal matrix.
 
     Args:
       one: A workload.
@@ -512,7 +516,7 @@ def _extended(
     begun: Mapping[str, Any],
     horizons: Sequence[Horizon],
 ) -> Mechanism:
-    """The mechanism of a run that is extended, from the matrix of the horizon before or of all."""
+    """Returns the mechanism of an extended run; its matrix may be that of fewer rounds."""
     size = begun.get("num_parameters")
     if not isinstance(size, int):
         raise RunDirectoryError(
@@ -580,7 +584,7 @@ def _of_sampling(
 
 
 def _read(checkpoint: str | os.PathLike[str]) -> tuple[Factorization, Workload]:
-    """A checkpoint's factorization, and the workload that it is said to be for."""
+    """Reads a checkpoint: its factorization, and the workload that it says it was optimised for."""
     factorization, description = checkpoints.load_with_description(checkpoint)
     made_for = description["errors"]["workload"]
     return factorization, workloads.Workload.described(made_for, factorization.num_rounds)
@@ -616,7 +620,7 @@ def _factorization(
 def _workload(
     config: RunConfig, horizons: Sequence[Horizon], made_for: Workload | None
 ) -> Workload:
-    """The workload that the matrix of all rounds is optimised for.
+    """Returns the workload that the matrix for all rounds is optimised for.
 
     Args:
       config: What was asked.

@@ -1,9 +1,9 @@
 """Reports of a run: its privacy statement, the epsilon spent by each round, metrics and a figure.
 
-The noise is scaled to the sensitivity of C for all n rounds. What the first t rounds have
-released depends on the leading t rows of C alone, whose sensitivity is smaller: the same
-noise is a larger multiple of it, and the guarantee of these t releases a better one. It grows
-with every round and meets the planned guarantee with the last: the :class:`PrivacyBudget`, for
+The noise is scaled to the sensitivity of C for all n rounds. What the first t rounds have released
+depends on the leading t rows of C alone, whose sensitivity is smaller: the same noise is a larger
+multiple of it, and the guarantee of these t releases a better one. Its epsilon grows with every
+round and reaches the planned epsilon in the last round; :class:`PrivacyBudget` computes it, for
 curves of a run. A run that stops early keeps its planned guarantee, unless neither the data nor
 what was released had a part in the decision to stop.
 
@@ -46,7 +46,7 @@ from simulations.runs.run_plan import Run
 
 _LOGGER = logging.getLogger(__name__)
 
-# A curve of about this many points is smooth enough.
+# The number of points of a curve of epsilon, about: with more, it would look the same.
 _POINTS = 100
 
 # A row of metrics.csv: text, as csv.DictReader gives it, or numbers.
@@ -55,7 +55,8 @@ Row: TypeAlias = Mapping[str, Any]
 _PANELS_OF_A_ROW = 2
 _INCHES_OF_A_PANEL = (5.2, 2.6)
 _SMOOTHED = ("train_accuracy", "train_loss", "clipped_fraction")
-# The panels by their labels: columns with their names in the legend. {} says how it was released.
+# The figure's panels by label: each has columns of metrics.csv and their names in the legend. {}
+# stands for how a metric was released.
 _PANELS: Mapping[str, Mapping[str, str]] = {
     "accuracy, %": {"train_accuracy": "training{}", "heldout_accuracy": "held out"},
     "loss": {"train_loss": "training{}", "heldout_loss": "held out"},
@@ -73,20 +74,20 @@ _PANELS: Mapping[str, Mapping[str, str]] = {
     },
     "epsilon": {"epsilon_spent": "spent"},
 }
-# In a figure, released metrics are means of this share of all rounds.
+# In a figure, a metric released with noise is averaged over one part in this many of all rounds.
 _WINDOWS_OF_A_RUN = 20
 
 
 class RunStatements:
-    """The statements of one run, written as it begins, breaks its plan, fails or ends.
+    """Writes the privacy statement of one run when it begins, breaks its plan, fails or ends.
 
-    ``privacy.json`` never says more than the rounds that were released allow, whatever ends
-    the process: a run that goes on begins with the statement of its earlier rounds, and a run
-    that breaks its plan says so after the round in which it did.
+    Whatever ends the process, ``privacy.json`` never claims a guarantee that the released rounds do
+    not have: a resumed run begins with the statement of its earlier rounds, and a run that breaks
+    its plan says so right after the round in which it did.
     """
 
     def __init__(self, run: Run) -> None:
-        """Prepares them; nothing is written yet."""
+        """Prepares the statements of a run; nothing is written yet."""
         self._run = run
         self._planned = planned(run)
         behaviour = run.behaviour
@@ -95,7 +96,7 @@ class RunStatements:
         self._has_begun = False
 
     def before(self, ledger: ParticipationLedger) -> None:
-        """Writes the statement before training, once the ledger was checked."""
+        """Writes the privacy statement before training starts, after the ledger was checked."""
         self._has_begun = True
         number = ledgers.num_alike_names(ledger.client_ids)
         facts = dataclasses.replace(self._planned.facts, num_alike_names=number)
@@ -106,7 +107,7 @@ class RunStatements:
             self._write(self._planned)
 
     def after_round(self, ledger: ParticipationLedger) -> Statement | None:
-        """Returns the statement if the plan is broken, else None; writes it if it changed."""
+        """Returns the statement of a run that broke its plan, written if new; else None."""
         if not self._can_break:
             return None
         found = self._run.mechanism.observed(ledger.record())
@@ -118,9 +119,9 @@ class RunStatements:
         return self._broken
 
     def after(self, ledger: ParticipationLedger, audit: RunAudit | None = None) -> Statement:
-        """Writes and returns the statement of a run that ended, with its ledger and its audit.
+        """Writes and returns the privacy statement of a run that ended, from its ledger and audit.
 
-        The audit is made of what the run recorded unless it is given.
+        Without ``audit``, the audit is computed from the run's records, if there are any.
         """
         run, folder = self._run, self._run.directory.path
         is_there = (folder / run_directory.CONFIG_FILE).exists()
@@ -129,10 +130,11 @@ class RunStatements:
         return self._write(stated_runs.ended(self._with_last_day(), folder, config, found, audit))
 
     def after_failure(self) -> None:
-        """Writes the statement of a run that an error ended, out of the ledger on disk.
+        """After an error ended the run, writes its privacy statement from the ledger on disk.
 
-        That of a run that was refused before it began stays as it is. So does the one on disk where
-        nothing can be written or read: the error that ended the run is what has to be seen.
+        If the run was refused before it began, the statement on disk stays as it is. It also stays
+        if a file cannot be read or written: the user should see the error that ended the run, not
+        this one.
         """
         if not self._has_begun:
             return
@@ -142,23 +144,24 @@ class RunStatements:
                 self.after(ledger)
 
     def _with_last_day(self) -> Statement:
-        """The planned statement, with the day of the last round in its period."""
+        """Returns the planned statement with the day of the last round as the end of its period."""
         facts, file = self._planned.facts, self._run.directory.ledger
         if facts.period and file.exists():
-            # Every round writes the ledger.
+            # The time of the ledger file is that of the last round, because every round writes it.
             last = datetime.datetime.fromtimestamp(file.stat().st_mtime, datetime.timezone.utc)
             period = f"{facts.period} to {last.date().isoformat()}"
             facts = dataclasses.replace(facts, period=period)
         return dataclasses.replace(self._planned, facts=facts)
 
     def _write(self, statement: Statement) -> Statement:
-        """Writes a statement with other runs and its files, and returns it."""
+        """Adds the other runs and the run's files to a statement, writes it, and returns it."""
         run, directory = self._run, self._run.directory
         try:
             others = _others(run, statement.plan.delta)
             statement = stated_runs.with_evidence(statement, directory.path, run.mechanism, others)
         except CommandError as error:
-            # They could be read when the run began. Its own statement must not be lost with them.
+            # The other runs could be read when this run began, but not now: state this run's
+            # guarantee without them.
             _LOGGER.warning("the statement leaves other runs out: %s", error)
             statement = stated_runs.with_evidence(statement, directory.path, run.mechanism, None)
         files = (run_directory.STATEMENT_FILE, run_directory.PRIVACY_FILE)
@@ -167,7 +170,7 @@ class RunStatements:
 
 
 def planned(run: Run) -> Statement:
-    """Returns the statement of a run that is under way."""
+    """Returns the planned privacy statement of a run, before its rounds are known."""
     config, begun = run.config, run.directory.day_of_beginning()
     told = {name: config[name] or "" for name in ("responsible", "signer", "model", "custody")}
     return stated_runs.planned(
@@ -179,10 +182,10 @@ def planned(run: Run) -> Statement:
 
 
 def observed(run: Run, ledger: ParticipationLedger) -> Observed:
-    """Returns the participation that the ledger of a run shows."""
+    """Returns the observed participation that follows from a run's ledger."""
     found = run.mechanism.observed(
         ledger.record(),
-        # The run itself wrote who was summed in each round, before its release.
+        # Cohort sizes are known, because the run recorded each round's cohort before its release.
         round_counts=[len(cohort) for cohort in ledger.cohorts],
         sampler=run.sampler,
     )
@@ -192,7 +195,7 @@ def observed(run: Run, ledger: ParticipationLedger) -> Observed:
 
 
 def _config(run: Run) -> dict[str, Any]:
-    """The part of ``config.json`` that statements follow from."""
+    """Returns the part of ``config.json`` that privacy statements are made from."""
     return {"flags": run.config.of_the_run(), "versions": run_directory.versions()}
 
 
@@ -204,15 +207,15 @@ def _others(run: Run, delta: float) -> Others | None:
 
 
 class PrivacyBudget:
-    """The epsilon of the first t rounds of a run, computed when asked for and kept.
+    """Computes the epsilon spent by the first t rounds of a run, when asked, and caches it.
 
-    It is computed for every ``every``-th round, and a round between two of them counts as
-    the later one. So it is never below the epsilon of the exact sensitivity, for the
-    releases of fewer rounds are part of those of more. It never falls, and it is the planned
-    epsilon at the last round and never above: where the sensitivity is known as an
-    upper bound only, which need not grow with the rounds, the largest so far holds. With
-    min-separation sampling and balls in bins it is the epsilon without amplification, or the
-    planned one where that is smaller.
+    Epsilon is computed for every ``every``-th round, and a round in between has the epsilon of the
+    next computed round. So it is never below the epsilon of the exact sensitivity: the releases of
+    fewer rounds are part of the releases of more rounds. It never decreases with t, never exceeds
+    the planned epsilon, and equals that in the last round. If the sensitivity is known only as an
+    upper bound, which need not grow with the rounds, the largest epsilon so far is used. With
+    min-separation sampling and balls in bins, epsilon is the smaller of the planned epsilon and the
+    epsilon without amplification.
 
     Attributes:
       planned: The guarantee of all rounds.
@@ -220,7 +223,7 @@ class PrivacyBudget:
     """
 
     def __init__(self, mechanism: Mechanism, delta: float, every: int | None = None) -> None:
-        """Prepares the budget of a run; only the planned guarantee is computed at once.
+        """Creates the budget of a run; only the planned guarantee is computed here.
 
         Args:
           mechanism: The mechanism. Where a scheme samples its clients, the guarantee is amplified,
@@ -238,12 +241,12 @@ class PrivacyBudget:
             max(1, rounds // _POINTS) if every is None else every, "every"
         )
         self._factorization = mechanism.factorization
-        # The epsilons of the multiples of ``every``, from 0 on; the last entry may be that of the
-        # last round.
+        # Cached epsilons of rounds 0, every, 2 every, ...; the last entry may be that of the last
+        # round.
         self._spent = [0.0]
 
     def spent(self, rounds: int) -> float:
-        """Returns the epsilon of the releases of the first rounds, at the planned delta.
+        """Returns the epsilon that the releases of the first rounds spend, at the planned delta.
 
         Args:
           rounds: How many rounds were released, 0 to n.
@@ -274,11 +277,13 @@ class PrivacyBudget:
         if math.isinf(plan.epsilon):
             return math.inf
         if plan.run is not None and plan.run.columns is None:
-            # Who was drawn plays no part in an amplified guarantee.
+            # An amplified guarantee does not depend on who was drawn, so that no participations are
+            # given.
             nobody = ObservedParticipation(rounds, 0, None, 0, keeps_sampling=True)
             return nobody.guarantee(plan).epsilon
-        # To certify an epsilon takes minutes. Of schemes without groups, the planned one and that
-        # without amplification are bounds of fewer rounds too.
+        # To certify an amplified epsilon of fewer rounds would take minutes. For schemes without
+        # groups, the planned epsilon and the epsilon without amplification are upper bounds as
+        # well.
         return check(plan.without_draws(num_rounds=rounds)).epsilon
 
 
@@ -287,10 +292,10 @@ class MetricsNotWrittenError(Error, OSError):
 
 
 class MetricsLog:
-    """``metrics.csv``: one row a round, for all rounds so far, also after a resume."""
+    """Log of a run's metrics in ``metrics.csv``, with one row for every round so far."""
 
     def __init__(self, directory: RunDirectory, columns: Sequence[str], num_rounds: int) -> None:
-        """Opens the log, keeping the rows of the first ``num_rounds`` rounds.
+        """Opens the log of metrics, and keeps the rows of the first ``num_rounds`` rounds.
 
         The file is replaced whole or not at all. A round whose row was never written, because the
         process ended between its state and its row, gets one without values.
@@ -353,12 +358,12 @@ class MetricsLog:
 
 
 def _whole_rows(path: pathlib.Path) -> dict[int, dict[str, str]]:
-    """The intact rows of a file of metrics, by round."""
+    """Returns the undamaged rows of metrics.csv, by round."""
     if not path.exists():
         return {}
     with path.open(encoding="utf-8", errors="replace", newline="") as file:
-        # A line that was cut off may hold only the first digits of a number. After a loss of power
-        # some file systems leave zero bytes in place of the last writes.
+        # Drop lines without an end, which may hold only the first digits of a number; and lines
+        # with zero bytes, which some file systems leave after a loss of power.
         lines = [line for line in file if line.endswith("\n") and "\0" not in line]
     rows = {}
     for row in csv.DictReader(lines):
@@ -369,12 +374,12 @@ def _whole_rows(path: pathlib.Path) -> dict[int, dict[str, str]]:
 
 
 def _append(path: pathlib.Path, line: bytes) -> None:
-    """Appends a line, or leaves the file as it was."""
+    """Appends a line to a file; after an error, the file is as it was."""
     with path.open("ab", buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
         written = 0
         try:
-            # A disk that becomes full takes a part first.
+            # Write in a loop: a disk that becomes full takes a part of the line before it fails.
             while written < len(line):
                 written += file.write(line[written:])
         except OSError:
@@ -419,7 +424,7 @@ def draw(
     delta: float | None = None,
     released_window: int | None = None,
 ) -> matplotlib.figure.Figure:
-    """Returns the figure of a run.
+    """Returns the figure of a run's metrics, as a matplotlib figure.
 
     Its panels are accuracy, loss, norms of the clients' updates, how many of them were clipped
     or zeroed, the released fraction within a clip norm that adapts, norms of noise and released
@@ -463,7 +468,7 @@ def draw(
 
 
 def _column(rows: Sequence[Row], name: str) -> np.ndarray:
-    """Returns a column of ``metrics.csv``.
+    """Returns one column of ``metrics.csv`` as numbers, with NaN for missing ones.
 
     Returns:
       (len(rows),) float64, NaN where a row has no such cell, an empty one, or one that is no
@@ -483,7 +488,7 @@ def _number(cell: Any) -> float:
 def _curves(
     rows: Sequence[Row], label: str, lines: Mapping[str, str], window: int
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """The curves of a panel, by their names in the legend: rounds and values that are known."""
+    """Returns the curves of a panel by legend name, each as its known rounds and values."""
     rounds, factor = _column(rows, "round"), 100.0 if label.endswith("%") else 1.0
     curves = {}
     for name, legend in lines.items():
@@ -496,7 +501,7 @@ def _curves(
 
 
 def _smoothed(values: np.ndarray, window: int) -> np.ndarray:
-    """The mean of each value and those before it, over at most ``window`` values."""
+    """Returns moving averages: the mean of each value and up to ``window`` - 1 values before it."""
     sums = np.concatenate([[0.0], np.cumsum(values)])
     ends = np.arange(1, len(values) + 1)
     starts = np.maximum(ends - window, 0)
@@ -504,7 +509,7 @@ def _smoothed(values: np.ndarray, window: int) -> np.ndarray:
 
 
 def scientific(number: float) -> str:
-    """Returns a delta as people write it in a sentence: 1e-6, not 1e-06, rounded up.
+    """Returns a delta as text for a sentence, as 1e-6 and not 1e-06, rounded up.
 
     Args:
       number: The number.
@@ -515,7 +520,7 @@ def scientific(number: float) -> str:
 def panels(
     number: int, inches: tuple[float, float | Sequence[str]]
 ) -> tuple[matplotlib.figure.Figure, list[Any]]:
-    """Returns a figure and a number of panels, the last of which fills the rest of its row.
+    """Returns a figure and its panels; the last panel fills the rest of its row.
 
     Args:
       number: The number of panels, at least 1.

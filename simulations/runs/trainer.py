@@ -1,4 +1,4 @@
-"""The training of a federated run of any task: process, rounds, metrics and evaluations."""
+"""Trains a federated run of any task, with its rounds, metrics and evaluations."""
 
 import collections
 import dataclasses
@@ -38,28 +38,29 @@ from simulations.training.federated_task import HELDOUT, TEST, FederatedTask, sh
 from simulations.workers.worker_addresses import WorkerLostError
 
 _SECURE_AGGREGATION_BITS = 32
-# The default loop is a dataset.reduce, which TFF's worker optimises anew for every client of every
-# round: several times the seconds per round for a small model (benchmarks/client_loop.py).
+# TFF's default loop over a client's batches is a dataset.reduce, which its worker optimises anew
+# for every client in every round. For a small model, a round then takes several times as long
+# (benchmarks/client_loop.py).
 _LOOP = tff.learning.LoopImplementation.DATASET_ITERATOR
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """The outcome of a run.
+    """Outcome of a training run: its ledger, accuracies and why it ended.
 
     Attributes:
-      ledger: The ledger of all released rounds.
+      ledger: The participation ledger of all released rounds.
       num_rounds: The rounds that the final model comes after; fewer than those of the
         ledger if the run went back to an older state and was interrupted before it caught up.
       interrupted: Whether it stopped before its last round.
       message: Why it stopped, if not on request.
-      stopped_by_rule: Whether its stopping rule has ended it.
+      stopped_by_rule: Whether the run's stopping rule ended it.
       test_accuracy: The accuracy of the final model on test clients; None if interrupted.
       untrained_accuracy: The accuracy of the initial model on test clients.
       initial_model: The SHA-256 of its trained weights, in hexadecimal digits.
       num_parameters: The number of parameters of the model.
-      facts: What the task says besides; nothing with private metrics.
-      audit: What the canaries found; None without any, or before the run's end.
+      facts: Further facts that the task reports; empty with private metrics.
+      audit: The result of the audit by canaries; None without canaries, or before the run's end.
     """
 
     ledger: ParticipationLedger
@@ -76,20 +77,22 @@ class Outcome:
 
 
 def simulate_secure_sums() -> None:
-    """Lets TFF simulate secure sums on this machine from now on; its usual context refuses them.
+    """Sets a TFF context that simulates secure sums, which TFF's usual context refuses.
 
-    That protects nobody: it shows what a server with a secure protocol would compute.
+    A simulated secure sum protects nobody: it shows what a server with a secure protocol would
+    compute.
     """
     tff.backends.test.set_sync_test_cpp_execution_context()
 
 
 def train(run: Run, task: FederatedTask, statements: RunStatements, stop: StopRequest) -> Outcome:
-    """Runs the rounds that are left of a run, and evaluates the model.
+    """Runs the remaining rounds of a run, and evaluates its model.
 
     Args:
       run: The run.
-      task: Its clients and model.
-      statements: Written as the run begins, and after a round that broke the plan.
+      task: The clients and the model of the run.
+      statements: The run's privacy statements, written as the run begins, and after a round that
+        broke the plan.
       stop: Checked between rounds.
 
     Raises:
@@ -102,7 +105,8 @@ def train(run: Run, task: FederatedTask, statements: RunStatements, stop: StopRe
             f"was planned, is {run.data.num_clients}: make the two equal."
         )
     names = _weight_names(task)
-    # An extension needs it before the model is loaded.
+    # The number of parameters is recorded, because an extension of the run needs it before it loads
+    # the model.
     run.directory.record(num_parameters=task.num_parameters)
     untrained_accuracy = _untrained_accuracy(task)
     federated = _federated_run(run, task)
@@ -126,7 +130,8 @@ def train(run: Run, task: FederatedTask, statements: RunStatements, stop: StopRe
             outputs.append(last.num_rounds, rows.of(finished))
     except StoppedByRuleError as error:
         message, stopped_by_rule = str(error), True
-        # Who would have been drawn is a secret.
+        # The clients of the refused round are recorded only under timers: whom a sampler draws is a
+        # secret.
         if run.sampler is None:
             clients = {"released_rounds": last.num_rounds, "clients": error.cohort.tolist()}
             run.directory.record(**{stated_runs.REFUSED: clients})
@@ -155,7 +160,8 @@ def train(run: Run, task: FederatedTask, statements: RunStatements, stop: StopRe
         untrained_accuracy=untrained_accuracy,
         initial_model=sha256_of(task.initial_weights),
         num_parameters=task.num_parameters,
-        # Counts of the clients' data, and baselines that follow from them.
+        # Private metrics leave the task's facts out: they are counts of the clients' data, and
+        # baselines computed from these.
         facts={} if run.config.private_metrics else task.facts,
         audit=(
             federated.canaries.audit(last.num_rounds)
@@ -166,7 +172,7 @@ def train(run: Run, task: FederatedTask, statements: RunStatements, stop: StopRe
 
 
 def _abandoned(finished: Round) -> str:
-    """A sentence on the abandoned attempts at a round; empty if there were none."""
+    """Returns a sentence on how many attempts at a round were abandoned; empty if none were."""
     devices = finished.devices
     if devices is None or not devices.num_abandoned:
         return ""
@@ -179,9 +185,10 @@ def _abandoned(finished: Round) -> str:
 
 
 def _weight_names(task: FederatedTask) -> tuple[str, ...]:
-    """The names of a model's weights as ``layer/weight``, the trainable ones first.
+    """Returns the names of a model's weights as ``layer/weight``, the trainable ones first.
 
-    They are those of the first model of a program: Keras goes on counting layers after it.
+    Names are those of the first model that a program makes: Keras numbers the layers of later
+    models on.
     """
     with tf.Graph().as_default():
         model = task.model_fn()
@@ -190,7 +197,7 @@ def _weight_names(task: FederatedTask) -> tuple[str, ...]:
 
 
 def _untrained_accuracy(task: FederatedTask) -> float:
-    """The accuracy of the initial model on test clients."""
+    """Returns the accuracy of the initial model on test clients."""
     untrained = task.evaluate(task.initial_weights, TEST)
     if missing := {"loss", "accuracy"} - set(untrained):
         raise ValueError(
@@ -201,7 +208,7 @@ def _untrained_accuracy(task: FederatedTask) -> float:
 
 
 def _federated_run(run: Run, task: FederatedTask) -> FederatedRun:
-    """The learning process of a run with the task's initial model, and its clients."""
+    """Returns the definition of a run's rounds: learning process, initial model and clients."""
     storage = noise_storage_of(run, task.num_parameters)
     canaries = None
     if run.config.audit_canaries is not None:
@@ -232,7 +239,7 @@ def _federated_run(run: Run, task: FederatedTask) -> FederatedRun:
 
 
 def noise_storage_of(run: Run, num_parameters: int) -> str:
-    """Returns where a run keeps its noise: for all its rounds where its first one kept it.
+    """Returns where a run keeps the noise of earlier rounds, which is the same for all its rounds.
 
     What ``auto`` chooses may change from version to version, and a saved state can only be read by
     a run with the same storage, so that the choice is written to ``config.json``.
@@ -242,7 +249,7 @@ def noise_storage_of(run: Run, num_parameters: int) -> str:
       num_parameters: The number of parameters that are trained.
 
     Returns:
-      ``state`` or ``disk``; ``auto`` where there is no noise to keep.
+      ``state`` or ``disk``; ``auto`` only if the run adds no noise.
     """
     asked, directory = run.config.noise_storage, run.directory
     if asked != NoiseStorage.AUTO.value or run.mechanism.noise_multiplier == 0.0:
@@ -268,7 +275,7 @@ def _check_metrics(process: tff.learning.templates.LearningProcess, accuracy: st
 def learning_process(
     run: Run, task: FederatedTask, storage: str, canaries: CanaryClients | None = None
 ) -> tff.learning.templates.LearningProcess:
-    """Returns federated averaging with the run's optimizers, clipping and noise.
+    """Returns the TFF process of federated averaging with a run's optimizers, clipping and noise.
 
     The clients take local steps and the server is SGD with momentum on their noisy mean (FedAvgM;
     BandMF App. I), at a rate that follows a schedule. Whether momentum and schedule are inside the
@@ -277,11 +284,12 @@ def learning_process(
     Args:
       run: The run.
       task: Its model.
-      storage: Where noise is kept: ``state``, ``disk`` or ``auto``.
-      canaries: The clients that audit the run, whose data clients' data are then; None for none.
+      storage: Where the noise of earlier rounds is kept: ``state``, ``disk`` or ``auto``.
+      canaries: The canary clients that audit the run; None for none. With canaries, the process
+        takes data from :meth:`CanaryClients.client_data`.
 
     Raises:
-      ValueError: If the noise's state is too large for where it is to be kept.
+      ValueError: If the noise of earlier rounds is too large for ``storage``.
     """
     options, released = run.config, run.private_metrics
     build_client: Any = {
@@ -300,7 +308,7 @@ def learning_process(
         noise_directory=run.noise_directory,
         secure_aggregation_bits=_SECURE_AGGREGATION_BITS if options.secure_aggregation else None,
         largest_cohort=_largest_cohort(run) if options.secure_aggregation else None,
-        # Who asks for a run without noise gets a statement that says so.
+        # A run without noise is allowed: its privacy statement says that it guarantees nothing.
         allow_no_noise=True,
     )
     metrics = _no_metrics if options.secure_aggregation else tff.learning.metrics.sum_then_finalize
@@ -310,7 +318,7 @@ def learning_process(
         training_parts.rate_of_round(run.server_rates),
     )
     with warnings.catch_warnings():
-        # A fixed seed is the user's choice, and the privacy statement says so.
+        # No warning of a fixed seed: it is the user's choice, and the privacy statement names it.
         warnings.simplefilter("ignore", FixedSeedWarning)
         client_optimizer = build_client(options.client_learning_rate)
         if canaries is not None:
@@ -338,15 +346,15 @@ def learning_process(
 
 
 def _largest_cohort(run: Run) -> int | None:
-    """The most clients that a secure sum of a run may have; None for the cohort."""
+    """Returns the most clients in a secure sum; None if it is the number of clients per round."""
     if run.config.audit_canaries is not None:
         return canary_clients.largest_cohort(run)
-    # A sampler draws as many as chance will have it.
+    # A sampler may draw any number of clients, up to the whole population.
     return run.data.num_clients if run.mechanism.sampling is not None else None
 
 
 def _no_metrics(finalizers: Any) -> Any:
-    """Metrics of training that measure nothing, so that no sum is in the open."""
+    """Returns an aggregation of training metrics that sums and measures nothing."""
     del finalizers
 
     @tff.federated_computation
@@ -365,9 +373,9 @@ _MEASURED = (
     "non_finite_updates",
     "released_norm",
 )
-# The releases on a clip norm that adapts; empty for a constant one.
+# The columns of metrics.csv on an adaptive clip norm; empty cells for a constant one.
 _OF_ADAPTIVE_CLIP = ("clip_norm", "unclipped_fraction")
-# The columns of metrics that are released with noise, and their names as clients measure them.
+# The columns of metrics that are released with noise, and the name of each in private_metrics.
 _OF_PRIVATE_METRICS = {
     "train_loss": private_metrics.LOSS,
     "train_accuracy": private_metrics.ACCURACY,
@@ -382,8 +390,8 @@ _COLUMNS = (
     *(*_MEASURED, "noise_norm", *_OF_ADAPTIVE_CLIP, "num_updates", "clients_per_round"),
     *(*_OF_DEVICES, *_OF_EPSILON, "seconds"),
 )
-# Columns that follow from clients' data only by releases with noise. The seconds of a round are
-# left out: they depend on the data as well.
+# The columns of metrics.csv with --private_metrics: they depend on clients' training data only
+# through releases with noise. The seconds of a round depend on the data directly, and are left out.
 _COLUMNS_OF_PRIVATE_METRICS = (
     *("train_loss", f"train_loss{_STDDEV}", "train_accuracy", f"train_accuracy{_STDDEV}"),
     *("heldout_loss", "heldout_accuracy", "clipped_fraction", f"clipped_fraction{_STDDEV}"),
@@ -394,7 +402,7 @@ _COLUMNS_OF_PRIVATE_METRICS = (
 
 
 class MetricsOutputs:
-    """Where the metrics of rounds go: ``metrics.csv``, TensorBoard's files and a progress bar."""
+    """Writes rounds' metrics to ``metrics.csv``, TensorBoard's files and a progress bar."""
 
     def __init__(
         self, directory: RunDirectory, num_rounds: int, finished: int, *, is_private: bool
@@ -407,7 +415,7 @@ class MetricsOutputs:
         )
 
     def append(self, number: int, row: Mapping[str, float | int]) -> None:
-        """Writes the row of a round, counted from 1."""
+        """Writes the metrics of round ``number``, counted from 1, to all outputs."""
         if "heldout_accuracy" in row:
             accuracy = f"accuracy {100 * row['heldout_accuracy']:.2f} %"
             self._bar.set_postfix_str(accuracy, refresh=False)
@@ -419,13 +427,13 @@ class MetricsOutputs:
         self._bar.update()
 
     def close(self) -> None:
-        """Closes the bar and TensorBoard's file."""
+        """Closes the progress bar and TensorBoard's file."""
         self._bar.close()
         self._writer.close()
 
 
 class RoundMetrics:
-    """The metrics of finished rounds, as rows of ``metrics.csv``."""
+    """Computes the metrics of finished rounds, as rows of ``metrics.csv``."""
 
     def __init__(
         self,
@@ -439,7 +447,7 @@ class RoundMetrics:
         self._process = process
         self._statements = statements
         split, mechanism = run.noise_split, run.mechanism
-        # If the clip norm adapts, this is in units of clip norms.
+        # The norms of the noise are in units of the clip norm if that adapts.
         self._noise_norms = training_parts.expected_noise_norm(
             mechanism.factorization,
             mechanism.noise_reference,
@@ -452,10 +460,11 @@ class RoundMetrics:
         self._budget = PrivacyBudget(mechanism, run.config.delta)
 
     def of(self, finished: Round) -> dict[str, float | int]:
-        """Returns the metrics of a round."""
+        """Returns the metrics of one finished round, by column of ``metrics.csv``."""
         measured = finished.metrics["aggregator"]
         clip = training_parts.released_clip(measured)
-        # A constant norm has a fraction as well, where metrics are released.
+        # Private metrics release the fraction of clipped updates for a constant clip norm as well:
+        # released_clip is then not empty.
         is_adaptive = self._run.config.adaptive_clip is not None
         row: dict[str, float | int] = {
             "noise_norm": float(self._noise_norms[finished.index])
@@ -478,9 +487,9 @@ class RoundMetrics:
 
     @staticmethod
     def _of_devices(finished: Round, is_private: bool) -> dict[str, float | int]:
-        """The metrics of devices: under timers, who might have taken part is no secret."""
+        """Returns the counts of devices in a round, which are no secret where timers decide."""
         devices = finished.devices
-        # Clients that a sampler draws have no devices.
+        # For clients that a sampler draws, no devices are simulated.
         row: dict[str, float | int] = {}
         if devices is not None or not is_private:
             row["eligible_clients"] = finished.num_eligible
@@ -491,15 +500,17 @@ class RoundMetrics:
         return row
 
     def _measured(self, finished: Round) -> dict[str, float | int]:
-        """Measurements of clients, without noise."""
+        """Returns the exact measurements of a round's updates, which have no noise."""
         measured = finished.metrics["aggregator"]
         row: dict[str, float | int] = {"seconds": finished.seconds}
         if self._run.config.secure_aggregation:
             return row
         row["released_norm"] = float(measured["released_norm"])
-        # The number of updates that were summed; the sum is divided by another number.
+        # This is the number of updates in the sum, which is divided by --clients_per_round
+        # nevertheless.
         row["num_updates"] = int(measured["num_updates"])
-        # In a round without clients TFF's metrics are 0, and mean nothing.
+        # Leave TFF's training metrics out in a round without clients, where they are 0 without
+        # meaning.
         if len(finished.ledger.cohorts[finished.index]):
             trained = finished.metrics["client_work"]["train"]
             row["train_loss"] = float(trained["loss"])
@@ -508,7 +519,7 @@ class RoundMetrics:
         return row
 
     def _released(self, finished: Round) -> dict[str, float | int]:
-        """Releases with noise, and metrics that follow from no data."""
+        """Returns metrics that are released with noise or do not depend on clients' data."""
         measured = finished.metrics["aggregator"]
         found = training_parts.released_metrics(measured)
         cohort = self._run.config.cohort
@@ -519,7 +530,7 @@ class RoundMetrics:
         if private_metrics.COUNT in found:
             row["num_updates"] *= cohort
         else:
-            # Who takes part is no secret where timers decide.
+            # The number of clients is exact here: where timers decide, who takes part is no secret.
             row["num_updates"] = len(finished.ledger.cohorts[finished.index])
         if self._run.config.adaptive_clip is None:
             fraction = training_parts.released_clip(measured)["unclipped_fraction"]
@@ -529,7 +540,7 @@ class RoundMetrics:
         return row
 
     def _epsilon_spent(self, finished: Round) -> float:
-        """All rounds that were released count, also if the run went back to an older state."""
+        """Returns the epsilon spent by all released rounds, those after an older state included."""
         broken = self._statements.after_round(finished.ledger)
         if broken is not None:
             return broken.stated.epsilon
@@ -537,7 +548,7 @@ class RoundMetrics:
 
 
 def _stddevs_of_metrics(run: Run) -> dict[str, np.ndarray]:
-    """The standard deviations, (n,), of the noise in released metrics, by column of the mean."""
+    """Returns the (n,) standard deviations of the noise in each released metric, by its column."""
     metrics, split = run.private_metrics, run.noise_split
     if metrics is None:
         return {}

@@ -1,9 +1,8 @@
-"""The rounds of a federated run: cohorts, one process, states and ledger on disk.
+"""Runs the rounds of a federated run, with its states and participation ledger saved on disk.
 
-Cohorts are those of a population of devices, whose participation timers allow it, or, in a
-simulation of a data centre, drawn by a data sampler. A Poisson sample may be empty. Such a
-round is run as any other, with no client: the sum is zero, and its noise is added and its
-model released.
+A round's cohort consists of devices whose participation timers allow them to take part; or, in a
+simulation of a data centre, a data sampler draws it. A Poisson sample may be empty. A round with an
+empty cohort is run as any other: its sum is zero, noise is added and the model is released.
 
 What makes a run resumable without a second use of any noise row: a round is a function
 of the saved state before it, the run's seed and the ledger of the rounds before it, all of
@@ -61,25 +60,26 @@ from simulations.runs.run_directory import STATE_PREFIX, ParticipationLedger
 
 _LOGGER = logging.getLogger(__name__)
 
-# The newest states that are kept: one more than needed, should the newest be damaged.
+# How many of the newest states are kept: the second one is needed only if the newest is damaged.
 _STATES_KEPT = 2
 _STATE_NAME = re.compile(rf"{STATE_PREFIX}(0|[1-9][0-9]*)")
-# The folder of a state until it is complete. Its files hold the noise's seed as well.
+# The folder in which a state is written until it is complete. Its files are secret: they hold the
+# noise's seed.
 _UNFINISHED = "unfinished"
-# In each state: the digest of the ledger of its rounds.
+# A file in each state's folder, with the digest of the ledger of the state's rounds.
 _LEDGER_DIGEST_FILE = "ledger.sha256"
 CHECKSUM_FILE = "SHA256SUMS"
-# An operating system's words for a full disk, in an error of TFF's worker.
+# How the operating system words a full disk, as found in errors of TFF's worker.
 _FULL = "No space left on device"
-# A file of many gigabytes is read in pieces.
+# The bytes that are read at once for a checksum: a file may have many gigabytes.
 _BYTES_AT_ONCE = 1 << 20
 
 
 class StateNotSavedError(Error, OSError):
     """A state that could not be written; the message has the reason, the remains and a remedy.
 
-    The round that led to it was shown to nobody. Run again from the newest saved state, it
-    has the same cohort, data and noise.
+    The round before this state was released to nobody. If it is run again from the newest saved
+    state, it has the same cohort, data and noise.
     """
 
 
@@ -89,11 +89,11 @@ class DamagedDirectoryError(Error, ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """Where a run stands.
+    """Progress of a run: its newest state, the rounds behind it, and the participation ledger.
 
     Attributes:
-      state: The process's state.
-      num_rounds: The rounds that it comes after.
+      state: The learning process's state.
+      num_rounds: The number of rounds after which the state is.
       ledger: The ledger of these rounds, and of any later ones that were released before the
         run went back to this state.
     """
@@ -104,12 +104,12 @@ class Progress:
 
 
 class StateStore:
-    """States and ledger of a run on disk: TFF's program-state manager and one ledger file."""
+    """Saves and loads a run's states (by TFF's program-state manager) and its ledger file."""
 
     def __init__(
         self, directory: str | os.PathLike[str], ledger_path: str | os.PathLike[str]
     ) -> None:
-        """Creates the store, and the directory of states if it is missing.
+        """Creates the store of states, and their directory if it is missing.
 
         Raises:
           ValueError: If the directory is open to others: the states hold the seed of the noise.
@@ -122,7 +122,7 @@ class StateStore:
         self._ledger_path = pathlib.Path(ledger_path)
 
     def save(self, progress: Progress) -> None:
-        """Saves where a run stands, the ledger first.
+        """Saves the progress of a run, first the ledger and then the state.
 
         The two newest states stay; they and the new one need room at the same time.
 
@@ -138,7 +138,8 @@ class StateStore:
             raise StateNotSavedError(self._refusal(progress.num_rounds, error)) from error
         finally:
             shutil.rmtree(self._directory / _UNFINISHED, ignore_errors=True)
-        # A state that cannot be removed now is removed after the next round.
+        # Remove states that are too old; one that cannot be removed now is removed after the next
+        # round.
         for version in self._versions()[:-_STATES_KEPT]:
             shutil.rmtree(self._path(version), ignore_errors=True)
 
@@ -148,13 +149,14 @@ class StateStore:
         asyncio.run(_manager(unfinished).save(state, version))
         written = unfinished / f"{STATE_PREFIX}{version}"
         (written / _LEDGER_DIGEST_FILE).write_text(ledger_digest + "\n", encoding="ascii")
-        # On disk before it takes its name: a loss of power must not leave a name without contents.
+        # The state's files are on disk before the folder gets its final name: a loss of power must
+        # not leave a named state without contents.
         seal(written, _title(version))
         written.rename(self._path(version))
         atomic_files.synchronise(self._directory)
 
     def _refusal(self, version: int, error: Exception) -> str:
-        """One line about a state that was not saved."""
+        """Returns the message of an error that kept a state from being saved."""
         what = f"round {version}" if version else "the state before the first round"
         versions = self._versions()
         left = f"round {versions[-1]}'s" if versions else "none"
@@ -182,8 +184,8 @@ class StateStore:
             or not the one that was saved with the state (it may only have more rounds): who took
             part cannot be known, and no further round is safe.
         """
-        # A process that was killed while it saved has left them; TFF itself put those of runs of
-        # older versions beside the states.
+        # Remove what a process left that was killed while it saved a state. Older versions let TFF
+        # save beside the states, in folders ending in _temp.
         for left in (_UNFINISHED, f"{STATE_PREFIX}*_temp*"):
             for unfinished in self._directory.glob(left):
                 shutil.rmtree(unfinished, ignore_errors=True)
@@ -193,9 +195,10 @@ class StateStore:
             return None
         ledger = ParticipationLedger.load(self._ledger_path)
         if not versions:
-            # Nothing was released if no round is in the ledger: the process ended between
-            # the two files. Otherwise fresh noise on the same clients would be a second
-            # release that no ledger knows of.
+            # If the ledger has no round, nothing was released: the process ended between writing
+            # ledger and state, and the run may start anew. With rounds in the ledger, a new start
+            # would add fresh noise to the same clients' sums: a second release that no ledger
+            # records.
             if ledger.num_rounds == 0:
                 return None
             raise LedgerError(
@@ -217,9 +220,9 @@ class StateStore:
         return Progress(state, version, ledger)
 
     def _newest_readable(self, versions: list[int], initial_state: Any) -> tuple[Any, int]:
-        """The newest state that can be read; damaged newer ones are removed.
+        """Returns the newest state that can be read, and removes damaged states that are newer.
 
-        The rounds after it are run again as they were: same cohorts, data and noise.
+        The rounds after this state are run again with the same cohorts, data and noise.
         """
         damaged: dict[int, str] = {}
         for version in reversed(versions):
@@ -243,18 +246,20 @@ class StateStore:
         )
 
     def _read(self, version: int, initial_state: Any) -> Any:
-        # TFF finds no fault with most altered bytes, those of the seed and the model among them.
+        # Compare checksums first: TFF loads a state with altered bytes without an error, even if
+        # they are in the seed or the model.
         check_seal(self._path(version), _title(version))
         manager = _manager(self._directory)
         try:
             return asyncio.run(manager.load(version, initial_state))
         except Exception as error:
-            # TFF and TensorFlow raise many types, and some messages hold the state with its seed.
+            # TFF and TensorFlow raise many types. Their messages are dropped, because some contain
+            # the state with its seed.
             reason = type(error).__name__
         raise DamagedDirectoryError(f"{self._path(version)} cannot be loaded: {reason}")
 
     def _ledger_digest(self, version: int) -> str | None:
-        """The ledger digest of a state with right checksums; None if it has no digest."""
+        """Returns the digest of the ledger of a state's rounds; None if the state has none."""
         path = self._path(version) / _LEDGER_DIGEST_FILE
         return path.read_text(encoding="ascii").strip() if path.exists() else None
 
@@ -262,7 +267,8 @@ class StateStore:
         path = self._path(version)
         try:
             if path.is_dir() and not path.is_symlink():
-                # A directory that cannot be read cannot be emptied either.
+                # Make the directory and those in it readable first, because unreadable ones cannot
+                # be emptied.
                 path.chmod(0o700)
                 for directory, names, _ in os.walk(path):
                     for name in names:
@@ -286,19 +292,21 @@ class StateStore:
 
 
 def _manager(directory: pathlib.Path) -> tff.program.FileProgramStateManager:
-    # It would remove old states before the new one is on disk.
+    # TFF's manager keeps all states (keep_total=0): otherwise it would remove old ones before the
+    # new one is on disk.
     return tff.program.FileProgramStateManager(
         root_dir=os.fspath(directory), prefix=STATE_PREFIX, keep_total=0
     )
 
 
 def _title(version: int) -> str:
-    # A state that was renamed or copied is that of another round.
+    # The title has the round, so that a state that was renamed or copied does not pass as that of
+    # another round.
     return f"state after round {version}"
 
 
 def seal(directory: str | os.PathLike[str], title: str) -> None:
-    """Writes the checksums of a directory's files into it, and waits until all are on disk.
+    """Writes checksums of a directory's files into the directory, and waits until all are on disk.
 
     The file has the format of ``sha256sum``, after a comment with the title, one line that says
     what the directory is and counts as a part of the contents.
@@ -313,7 +321,7 @@ def seal(directory: str | os.PathLike[str], title: str) -> None:
 
 
 def check_seal(directory: str | os.PathLike[str], title: str) -> None:
-    """Compares a directory with the checksums of :func:`seal` for a title, byte by byte.
+    """Checks that a directory's files and title are those that :func:`seal` wrote checksums of.
 
     Raises:
       DamagedDirectoryError: If a file was altered, is missing, cannot be read or came
@@ -326,7 +334,8 @@ def check_seal(directory: str | os.PathLike[str], title: str) -> None:
     except OSError as error:
         path = pathlib.Path(error.filename or directory)
         raise DamagedDirectoryError(f"{path} cannot be read: {error.strerror}") from error
-    # The whole text is compared, so that no altered byte of the checksums is overlooked either.
+    # The whole text of the checksum file is compared, so that altered bytes in the file itself are
+    # found too.
     different = set(stated.splitlines()) ^ set(found.encode("utf-8").splitlines())
     if stated != found.encode("utf-8"):
         names = sorted(line.decode("utf-8", "replace").rpartition(" ")[2] for line in different)
@@ -352,49 +361,49 @@ def _checksums(directory: pathlib.Path, title: str) -> str:
 
 
 class StoppedByRuleError(Exception):
-    """The run's stopping rule has ended it: the plan has come to its end.
+    """Error that ends a run because its stopping rule allows no further round.
 
     Attributes:
-      cohort: (m,) int64: the clients with whom it refused the next round.
+      cohort: (m,) int64: the clients of the next round, which the rule refused.
     """
 
     def __init__(self, message: str, cohort: np.ndarray) -> None:
-        """Takes the reason, and the clients."""
+        """Creates the error from the reason and the clients of the refused round."""
         super().__init__(message)
         self.cohort = cohort
 
 
 class RoundRefusedError(Error, ValueError):
-    """The process refused to run a round; the message is its reason."""
+    """The learning process refused to run a round; the message has its reason."""
 
 
 @dataclasses.dataclass(frozen=True)
 class FederatedRun:
-    """The definition of the rounds of a run.
+    """Definition of a federated run: its process, clients, cohorts and number of rounds.
 
     Attributes:
       process: The learning process.
-      initial_state: Its state before the first round.
+      initial_state: The process's state before the first round.
       participation: The schema that the timers enforce, if they count rounds. The schema
         that the process scales its noise to, which its state tells, must allow all that this
         one does; they need not be equal.
       num_rounds: The number of rounds.
       clients_per_round: The cohort size.
       client_ids: The population.
-      client_dataset: From a client's id and a round, from 0, to its data set in that
-        round; a function of the two alone.
+      client_dataset: A function from a client's id and a round, from 0, to the client's data set in
+        that round; the data set depends on these two alone.
       seed: Seed for drawing the cohorts.
-      sampler: What draws the cohorts in place of timers, which are not asked then, and
-        ``seed``. For the simulation of a data centre, never for devices that decide
-        themselves when to take part.
+      sampler: A sampler that draws the cohorts; timers and ``seed`` are not used then. None for
+        cohorts that timers allow. For the simulation of a data centre, never for devices that
+        decide themselves when to take part.
       behaviour: What the clients' devices do. By default they are always available and
         lose nothing.
       earlier_behaviours: Behaviours before flags changed, by the rounds until then, newest first.
-      stopping_rule: What ends the run before a round with which an epsilon would be exceeded.
+      stopping_rule: A rule that ends the run before a round that would exceed an epsilon.
       earlier_participations: The schema of each horizon that was extended to this run, by its
         number of rounds: it goes on from their saved states. Empty for a run that was not extended.
-      canaries: The clients that audit the run, beside the cohort and in no ledger; the process is
-        theirs. None for none.
+      canaries: Canary clients that audit the run, in addition to the cohort and in no ledger;
+        ``process`` is then their :meth:`learning_process`. None for none.
 
     Raises:
       UnnoisedSumError: If the process releases a second update without noise: a ValueError.
@@ -422,7 +431,7 @@ class FederatedRun:
     def __post_init__(self) -> None:
         ledgers.check_names(self.client_ids)
         if isinstance(self.process.next, tff.framework.ConcreteComputation):
-            # No update leaves the clients a second time, without noise.
+            # Check that the process sums no function of the updates a second time without noise.
             client_sums.check(self.process.next, needs_noise=False)
         if self.sampler is None:
             check_participation(self.initial_state, self.participation, self.num_rounds)
@@ -442,19 +451,20 @@ class FederatedRun:
 
     def behaviour_in(self, index: int) -> DeviceBehaviour:
         """Returns the behaviour of devices in a round, from 0."""
-        # The first change of flags after the round was made before the others: rounds that were
-        # released before an older ledger was put back keep their flags too.
+        # If flags changed several times after the round, the earliest change counts, the last entry
+        # here. So rounds that were released before an older ledger was restored keep their flags
+        # too.
         earlier = [before for rounds, before in self.earlier_behaviours.items() if rounds > index]
         return earlier[-1] if earlier else self.behaviour
 
     @property
     def sampling(self) -> SamplingScheme | None:
-        """The scheme of the sampler; None for timers."""
+        """The sampling scheme that draws the cohorts; None if timers decide."""
         return None if self.sampler is None else self.sampler.scheme
 
 
 def check_participation(initial_state: Any, participation: Participation, num_rounds: int) -> None:
-    """Checks that timers allow no more than the noise of a process is scaled to.
+    """Checks that timers allow only participations that the process's noise is scaled to.
 
     Raises:
       ValueError: If they allow more.
@@ -470,15 +480,15 @@ def check_participation(initial_state: Any, participation: Participation, num_ro
 
 @dataclasses.dataclass(frozen=True)
 class Round:
-    """A finished round, saved already.
+    """Record of one finished round, whose state and ledger are saved.
 
     Attributes:
       index: The round, from 0.
-      state: The process's state after it.
+      state: The process's state after the round.
       metrics: The process's metrics.
       ledger: The ledger with this round, and with any later ones that were released before.
-      num_eligible: How many clients might have joined: those whose timers allowed it, or
-        the part of the population that the round's sample was drawn from.
+      num_eligible: How many clients might have joined: those whose timers allowed it; or, with a
+        sampler, those that the round's sample was drawn from.
       seconds: How long the round took.
       devices: What the devices did; None if a data sampler drew the cohort.
     """
@@ -493,13 +503,13 @@ class Round:
 
 
 def start(run: FederatedRun, store: StateStore) -> Progress:
-    """Returns the progress to resume from: what is saved, or the first state of a new run.
+    """Returns the saved progress of a run, or saves and returns the first state of a new run.
 
     The first state is saved before any round, because it holds the seed of the noise: a run that is
     cut off in its first round must not draw other noise for it.
 
     Raises:
-      LedgerError: If what is saved cannot be gone on from.
+      LedgerError: If the run cannot be resumed from what is saved.
     """
     saved = store.load(run.initial_state, run.client_ids)
     if saved is not None:
@@ -517,10 +527,10 @@ def start(run: FederatedRun, store: StateStore) -> Progress:
 
 
 def _check_same_process(run: FederatedRun, saved: Any) -> None:
-    """Checks that later rounds follow from a saved state as the rounds before did.
+    """Checks that a saved state belongs to the run's learning process.
 
-    A run that was extended takes the states of earlier horizons: its process knows them, and
-    refuses others.
+    An extended run also resumes from states of its earlier horizons; its process knows these
+    states, and refuses others.
     """
     ours, theirs = (
         [int(each.fingerprint) for each in processes.states_in(state)]
@@ -551,11 +561,11 @@ def _listed(schemas: tuple[Participation, ...]) -> str:
 def rounds(
     run: FederatedRun, store: StateStore, progress: Progress, stop: StopRequest
 ) -> Iterator[Round]:
-    """Runs and saves the rounds that are left.
+    """Runs the remaining rounds of a run, and saves each.
 
     Args:
       run: The run.
-      store: Where states go.
+      store: The store that states and ledger are saved in.
       progress: What :func:`start` returned.
       stop: Checked between rounds.
 
@@ -584,7 +594,7 @@ def rounds(
         begin = time.monotonic()
         cohort, num_eligible, devices = _cohort(run, population, ledger, index)
         if index == ledger.num_rounds:
-            # The rule does not apply to rounds of the ledger: they were released already.
+            # The stopping rule is not applied to rounds in the ledger: they were released already.
             _check_rule(run, ledger, cohort)
         data = [run.client_dataset(run.client_ids[client], index) for client in cohort]
         if run.canaries is not None:
@@ -623,7 +633,7 @@ def rounds(
 def _population(
     run: FederatedRun, ledger: ParticipationLedger, num_rounds: int
 ) -> DevicePopulation | None:
-    """Returns the devices after the first rounds of the ledger; None for a sampled run."""
+    """Returns the simulated devices after the ledger's first rounds; None with a sampler."""
     if run.sampler is not None:
         return None
     population = DevicePopulation(
@@ -641,7 +651,7 @@ def _population(
 
 
 def _check_rule(run: FederatedRun, ledger: ParticipationLedger, cohort: np.ndarray) -> None:
-    """Raises StoppedByRuleError if the next round, with a cohort, would exceed the limit."""
+    """Raises StoppedByRuleError if a next round with this cohort would exceed the limit."""
     rule, rounds = run.stopping_rule, ledger.num_rounds + 1
     if rule is None:
         return
@@ -661,9 +671,10 @@ def _check_rule(run: FederatedRun, ledger: ParticipationLedger, cohort: np.ndarr
 def _cohort(
     run: FederatedRun, population: DevicePopulation | None, ledger: ParticipationLedger, index: int
 ) -> tuple[np.ndarray, int, DeviceRound | None]:
-    """Returns a round's cohort, how many clients might have joined, and the devices' round.
+    """Returns a round's cohort, how many clients might have joined, and the record of its devices.
 
-    If the ledger already has the round, the cohort must be the ledger's.
+    If the ledger already has the round, the drawn cohort must equal the ledger's; otherwise
+    LedgerError is raised.
     """
     if index >= ledger.num_rounds:
         return _drawn(run, population, index)

@@ -1,1 +1,1 @@
-"""The parts of training: the interface of a task, its clients, learning rates and aggregation."""
+"""Parts of federated training: a task's interface, clients' data, learning rates, aggregation."""

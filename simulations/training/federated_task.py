@@ -21,10 +21,11 @@ ACCURACY = "accuracy"
 
 
 def sha256_of(arrays: Iterable[np.ndarray]) -> str:
-    """Returns the SHA-256 of arrays, in hexadecimal digits: of their dtypes, shapes and numbers."""
+    """Returns one SHA-256 of the dtypes, shapes and numbers of arrays, in hexadecimal digits."""
     digest = hashlib.sha256()
     for array in arrays:
-        # Shape and type too, so that no number can move from one array to the next unseen.
+        # Shape and dtype are hashed too, so that moving a number to the next array changes the
+        # digest.
         digest.update(f"{array.dtype.str}{array.shape}".encode())
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
@@ -32,18 +33,18 @@ def sha256_of(arrays: Iterable[np.ndarray]) -> str:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FederatedTask:
-    """Clients and model of a run, once TensorFlow is loaded.
+    """What a task is to a training run: its clients, model and evaluation, in TensorFlow.
 
     Attributes:
-      client_ids: The population: texts, each another one.
-      client_dataset: Takes a client's id and a round, from 0, and returns its
-        ``tf.data.Dataset`` of batches in that round; a function of the two alone.
-      model_fn: What ``tff.learning`` builds its model from.
+      client_ids: The ids of all clients, as distinct texts.
+      client_dataset: Takes a client's id and a round, from 0, and returns the client's
+        ``tf.data.Dataset`` of batches in that round, which depends on these two alone.
+      model_fn: A function without arguments from which ``tff.learning`` builds its model.
       initial_weights: The weights that are trained, as training begins with them.
       evaluate: Takes the weights that are trained, and :data:`HELDOUT` or :data:`TEST`, and
         returns the model's ``loss`` and ``accuracy`` on that split.
       accuracy: The name of the metric of ``model_fn`` that is the accuracy in training.
-      facts: What the result of a run says besides, by name: baselines, for example.
+      facts: Further facts for the result of a run, by name: baselines, for example.
     """
 
     client_ids: tuple[str, ...]
@@ -61,21 +62,21 @@ class FederatedTask:
 
 
 class TaskData(Protocol):
-    """A task's data before TensorFlow is loaded: what a run is planned and checked with."""
+    """Interface of a task's data without TensorFlow, with which a run is planned and checked."""
 
     @property
     def name(self) -> str:
-        """The data set, for messages: a file, where it is one."""
+        """The name of the data set for messages, or its file."""
 
     @property
     def num_clients(self) -> int:
-        """The training clients."""
+        """The number of training clients."""
 
     def fingerprint(self) -> str:
-        """Returns a fingerprint of the data set."""
+        """Returns a fingerprint of the data set, which differs if any data differ."""
 
     def load(self, seed: int) -> FederatedTask:
-        """Returns the task.
+        """Loads TensorFlow and returns the task on these data.
 
         Args:
           seed: Seed for the initial weights and for what clients sample of their data.
@@ -84,7 +85,7 @@ class TaskData(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class TaskCommand:
-    """A command that runs one task.
+    """Definition of a training command: its task's name, flags, defaults and data.
 
     Attributes:
       name: The command.
@@ -115,19 +116,19 @@ def default_texts(
     condition: str,
     text: Callable[[Any], str] = str,
 ) -> dict[str, str]:
-    """Returns the help on each default, by flag, and on other defaults under a condition."""
+    """Returns help texts on flags' defaults, and on other defaults under a condition."""
     texts = {}
     for name, default in defaults.items():
         other = f"; {text(others[name])} with {condition}" if others[name] != default else ""
         texts[name] = f"Default: {text(default)}{other}."
-    # This is no flag: it bounds the default of --num_bands.
+    # max_bands is not a flag: it bounds the default of --num_bands.
     texts.pop("max_bands", None)
     return texts
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Images:
-    """Labelled images.
+    """Labelled images: an array of pixels and an array of class labels.
 
     Attributes:
       pixels: (m, ...) array, images of one shape.
@@ -141,7 +142,7 @@ class Images:
         return len(self.labels)
 
     def __getitem__(self, chosen: slice | np.ndarray) -> "Images":
-        """Returns some of the images, by a slice or by their places."""
+        """Returns the images at a slice or at given places."""
         return Images(self.pixels[chosen], self.labels[chosen])
 
     def fingerprint(self) -> str:
@@ -150,7 +151,7 @@ class Images:
 
 
 def concatenated(parts: Sequence[Images]) -> Images:
-    """Returns all images of the parts, at least one, as one."""
+    """Returns the images of several parts (at least one) joined into one Images."""
     return Images(
         np.concatenate([part.pixels for part in parts]),
         np.concatenate([part.labels for part in parts]),
@@ -159,11 +160,11 @@ def concatenated(parts: Sequence[Images]) -> Images:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ClientImages:
-    """The images of a task, and the client of each.
+    """Training images divided among clients, and the held-out and test images of a task.
 
     Attributes:
       train: The training images.
-      places: The places of each client's images among them, by the client's name.
+      places: The places of each client's images in ``train``, by the client's name.
       heldout: The images that are evaluated as the model is trained.
       test: The images that the final model is evaluated on.
     """
@@ -180,7 +181,7 @@ class ClientImages:
 
 @dataclasses.dataclass(frozen=True)
 class ImageData:
-    """The data of a run on labelled images; see :class:`TaskData`.
+    """Data of a run on labelled images, read when needed; see :class:`TaskData`.
 
     Attributes:
       name: The data set.
@@ -198,12 +199,12 @@ class ImageData:
 
     @functools.cached_property
     def images(self) -> ClientImages:
-        """The images, read once."""
+        """The images of all clients, read once."""
         return self.read()
 
     @property
     def num_clients(self) -> int:
-        """The training clients."""
+        """The number of training clients."""
         return len(self.images.places) if self.known_clients is None else self.known_clients
 
     def fingerprint(self) -> str:
@@ -216,7 +217,7 @@ class ImageData:
         return digest.hexdigest()
 
     def load(self, seed: int) -> FederatedTask:
-        """Returns the task.
+        """Loads TensorFlow and returns the task on these data.
 
         Args:
           seed: Seed for the initial weights and the order of a client's images in a round.
@@ -226,7 +227,7 @@ class ImageData:
 
 
 def as_input(pixels: np.ndarray) -> np.ndarray:
-    """Returns pixels as a model takes them, float32: uint8 ones in [-1, 1], others as they are."""
+    """Returns pixels as float32 input of a model, with uint8 pixels scaled to [-1, 1]."""
     if pixels.dtype != np.uint8:
         return pixels
     return (pixels.astype(np.float32) - 127.5) / np.float32(127.5)
@@ -235,10 +236,10 @@ def as_input(pixels: np.ndarray) -> np.ndarray:
 def image_task(
     images: ClientImages, keras_model: Callable[[], Any], batch_size: int, epochs: int, seed: int
 ) -> FederatedTask:
-    """Returns the task of a classifier. Needs TensorFlow, which is imported here.
+    """Returns the task of training an image classifier; imports TensorFlow.
 
     Args:
-      images: The images, and whose they are.
+      images: The images and their division among clients.
       keras_model: Makes the untrained model, from pixels as :func:`as_input` returns them to
         logits; its weights are all trainable.
       batch_size: The number of images in a local step.
@@ -299,7 +300,7 @@ def image_task(
 
 
 def outcome_lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Returns the lines of a result on its images, from the facts of :func:`image_task`."""
+    """Returns lines about the images for a run's result, from the facts of :func:`image_task`."""
     return [
         ("training images", f"{facts['num_examples']:,}"),
         (

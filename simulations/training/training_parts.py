@@ -1,13 +1,13 @@
-"""Parts of training in TensorFlow: batches, evaluations, learning rates, private aggregation.
+"""Parts of training in TensorFlow: clients' batches, evaluations, learning rates, private sums.
 
-Batches and evaluations are for tasks to use. Private aggregation is that of all runs: each
-client's update is measured, set to zero if any of its entries is too large, and clipped;
-the sum gets the round's noise. That order keeps the guarantee: zeroing and clipping are
-functions of one client's update alone, with thresholds fixed in advance, so whatever an
-update was, what enters the sum has an L2 norm of at most the clip norm, and one client
-changes the sum by no more. The sensitivity is that of clipping alone. (A threshold that
-followed from the updates of a round, a quantile of their norms for instance, has to be
-released privately itself, as that of ``mf_aggregators.AdaptiveClip`` is.)
+Batches and evaluations are for tasks to use. Private aggregation is that of all runs: each client's
+update is measured, set to zero if any of its entries is too large, and clipped; the sum gets the
+round's noise. This order keeps the guarantee. Zeroing and clipping are functions of one client's
+update alone, with thresholds fixed in advance. Whatever an update is, its clipped form in the sum
+has an L2 norm of at most the clip norm, and one client changes the sum by no more. The sensitivity
+is that of clipping alone. (A threshold that followed from the updates of a round, a quantile of
+their norms for instance, has to be released privately itself, as ``mf_aggregators.AdaptiveClip``
+releases its clip norm.)
 
 The measurements are exact statistics of the clients' updates, without any noise. They are
 for simulations on data that may be looked at; published from a deployment, they would void
@@ -32,9 +32,9 @@ from mf_aggregators.kernel import numbers
 from mf_aggregators.participation import Participation
 from mf_aggregators.private_metrics import PrivateMetrics
 
-# The number of clients with examples in memory: a large cohort.
+# The default number of clients whose examples stay in memory, as many as in a large cohort.
 _MOST_CACHED = 2000
-# The sums over clients, and the largest norm.
+# The statistics of a round's updates: sums over clients, and the largest norm.
 _TOTALS = ("updates", "non_finite", "zeroed", "clipped", "norms", "max_norm")
 _OF_CLIP = ("clip_norm", "unclipped_fraction", "next_clip_norm")
 
@@ -47,15 +47,15 @@ def client_datasets(
     seed: int,
     most_cached: int = _MOST_CACHED,
 ) -> Callable[[str, int], tf.data.Dataset]:
-    """Returns a function from a client and a round to a data set.
+    """Returns a function from a client's id and a round to the client's batches in that round.
 
     A client trains on a sample of its own in each round: the first ``max_examples`` of its
     shuffled examples, in the same order in all epochs. Order and sample are a function of (seed,
     round, client) alone, and not of other clients or TensorFlow's global seed, so a round that is
     run again after a crash sees the same data.
 
-    ``client_data`` is not asked again for a client whose examples are still in memory: a random
-    preprocessing gives the same in all rounds.
+    As long as a client's examples are in memory, ``client_data`` is not read again: a random
+    preprocessing then gives the same examples in all rounds.
 
     Args:
       client_data: The clients. Their examples are single ones, not batches, in any structure
@@ -83,7 +83,8 @@ def client_datasets(
 
     def dataset_of(client_id: str, round_index: int) -> tf.data.Dataset:
         number, examples = examples_of(client_id)
-        # Dataset.shuffle would mix TensorFlow's global seed into the order.
+        # The order is not made by Dataset.shuffle, which would mix TensorFlow's global seed into
+        # it.
         chosen = sample_order(seed, round_index, client_id, number)[:max_examples]
         if number:
             examples = tf.data.Dataset.from_tensor_slices(
@@ -95,10 +96,10 @@ def client_datasets(
 
 
 def sample_order(seed: int, round_index: int, client_id: str, number: int) -> np.ndarray:
-    """Returns (number,) int64: the order of a client's examples in a round.
+    """Returns the random order of a client's examples in a round, as (number,) int64 places.
 
-    It is a uniform permutation, and a function of the seed of the run, the round (from 0) and the
-    client's name: not of its position, so that its sample does not depend on others.
+    The order is a uniform permutation and a function of the run's seed, the round (from 0) and the
+    client's name. It does not depend on the client's position, so not on other clients.
     """
     name = int.from_bytes(client_id.encode("utf-8"), "little")
     generator = random_streams.generator_of(seed, random_streams.Stream.EXAMPLES, round_index, name)
@@ -106,9 +107,9 @@ def sample_order(seed: int, round_index: int, client_id: str, number: int) -> np
 
 
 def batches(dataset: tf.data.Dataset, batch_size: int, epochs: int) -> tf.data.Dataset:
-    """Returns a client's examples, which are in memory, in batches, epoch after epoch."""
+    """Returns a data set of a client's in-memory examples in batches, repeated for each epoch."""
     options = tf.data.Options()
-    # Rewriting the pipeline of a few batches costs more than it saves.
+    # tf.data's optimisations are off: for a few batches they cost more time than they save.
     options.autotune.enabled = False
     options.experimental_optimization.apply_default_optimizations = False
     return dataset.batch(batch_size).repeat(epochs).with_options(options)
@@ -117,11 +118,11 @@ def batches(dataset: tf.data.Dataset, batch_size: int, epochs: int) -> tf.data.D
 def keras_evaluation(
     compiled_model: Callable[[], tf.keras.Model],
 ) -> Callable[..., Mapping[str, float]]:
-    """Returns a function that evaluates weights on examples. Its graph is made once.
+    """Returns a function that evaluates a Keras model's weights; its graph is made once.
 
     Args:
-      compiled_model: Makes the model, compiled with its loss and metrics. It is called at each
-        evaluation; the first model is the one that is evaluated.
+      compiled_model: Makes the model, compiled with its loss and metrics. This function is called
+        at each evaluation, but the first model is evaluated each time.
 
     Returns:
       A function of the model's weights, in its order; the inputs and the targets, (m, ...) arrays
@@ -134,9 +135,10 @@ def keras_evaluation(
         weights: Sequence[np.ndarray], inputs: np.ndarray, targets: np.ndarray, batch_size: int = 32
     ) -> Mapping[str, float]:
         model = first_model()
-        # tff.learning builds models in graphs of its own, where Keras exchanges the classes of the
-        # model and of each of its layers for those of TensorFlow 1, until all of them are made
-        # outside a graph again. That is quick, compared with tracing an evaluation.
+        # Make another model, outside a graph, before each evaluation. When tff.learning builds
+        # models in graphs of its own, Keras exchanges the classes of models and layers for those of
+        # TensorFlow 1, until a model is made outside a graph again. Making a model is quick,
+        # compared with tracing an evaluation.
         compiled_model()
         model.set_weights(list(weights))
         values = model.evaluate(inputs, targets, batch_size=batch_size, verbose=0, return_dict=True)
@@ -146,7 +148,7 @@ def keras_evaluation(
 
 
 def _read(client_data: tff.simulation.datasets.ClientData, client_id: str) -> tuple[int, Any]:
-    """A client's number of examples, and a tensor for each of their parts; or an empty data set."""
+    """Returns a client's number of examples, and these as tensors (if none, an empty data set)."""
     dataset = client_data.create_tf_dataset_for_client(client_id)
     if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
         raise ValueError(
@@ -166,7 +168,7 @@ def _read(client_data: tff.simulation.datasets.ClientData, client_id: str) -> tu
 
 
 def rate_of_round(rates: Sequence[float] | np.ndarray) -> Callable[[Any], Any]:
-    """Returns the function that ``tff.learning.optimizers.schedule_learning_rate`` takes.
+    """Returns the function for ``tff.learning.optimizers.schedule_learning_rate``.
 
     Args:
       rates: The n learning rates, finite and not negative.
@@ -184,7 +186,7 @@ def rate_of_round(rates: Sequence[float] | np.ndarray) -> Callable[[Any], Any]:
         raise ValueError("rates must be a vector of finite numbers of at least 0, one for a round.")
 
     def rate(round_index: Any) -> Any:
-        # The constant belongs to the graph that TFF is building at this moment.
+        # Make the constant here, so that it belongs to the graph that TFF is building.
         table = tf.constant(values, tf.float32)
         return tf.gather(table, tf.minimum(round_index, len(values) - 1))
 
@@ -201,7 +203,7 @@ def aggregator(
     metrics: PrivateMetrics | None = None,
     **others: Any,
 ) -> tff.aggregators.UnweightedAggregationFactory:
-    """Returns ``mf_aggregators.mf_dp_aggregator`` with zeroing and measurements.
+    """Returns ``mf_aggregators.mf_dp_aggregator`` with zeroing of large updates and measurements.
 
     With ``measure``, the metrics of a round of ``tff.learning`` have, below ``aggregator``
     (float64 but for the int64 counts; without noise, see the module's docstring):
@@ -272,7 +274,7 @@ def aggregator(
 
 
 def released_metrics(measurements: Any) -> dict[str, float]:
-    """Returns the metrics that a round released with noise, by name; empty without private metrics.
+    """Returns a round's training metrics that were released with noise, by name; or an empty dict.
 
     Args:
       measurements: The measurements of a round, of ``mf_dp_aggregator``.
@@ -282,22 +284,22 @@ def released_metrics(measurements: Any) -> dict[str, float]:
 
 
 def released_clip(measurements: Any) -> dict[str, float]:
-    """Returns the releases of a round on a clip norm that adapts.
+    """Returns what a round released on its adaptive clip norm.
 
     Args:
       measurements: The measurements of a round, of an aggregator of :func:`aggregator`.
 
     Returns:
-      ``clip_norm``, that of the round; ``unclipped_fraction``, the noisy fraction of the
-      clients whose updates were within it, shifted towards one half by clients that are
-      missing; and ``next_clip_norm``. All three are private. Empty for a constant clip norm.
+      ``clip_norm``, that of the round; ``unclipped_fraction``, the noisy fraction of clients whose
+      updates were within the clip norm, shifted towards one half by clients that are missing; and
+      ``next_clip_norm``. All three are private. Empty for a constant clip norm.
     """
     of_query = measurements.get("zeroing", measurements).get("dp_query_metrics", {})
     return {name: float(of_query[name]) for name in _OF_CLIP if name in of_query}
 
 
 def _measured(updates: Any, clip_norm: float | None, zeroing_norm: float | None) -> Any:
-    """Statistics of the updates of a round, which are at the clients, at the server."""
+    """Returns a TFF value at the server with statistics of the updates at the clients."""
 
     @tff.tensorflow.computation(updates.type_signature.member)
     def summarise(update: Any) -> Any:
@@ -336,13 +338,13 @@ def _measured(updates: Any, clip_norm: float | None, zeroing_norm: float | None)
 def _summary(
     update: Any, clip_norm: float | None, zeroing_norm: float | None
 ) -> collections.OrderedDict[str, tf.Tensor]:
-    """The totals of one client's update."""
+    """Returns one client's contribution to the totals over clients (see _TOTALS)."""
     norm = _norm(update)
     finite = tf.math.is_finite(norm)
     zeroed = tf.constant(False)
     if zeroing_norm is not None:
-        # The comparison is in single precision, as that of TFF's zeroing. The largest magnitude of
-        # an empty tensor is below all numbers.
+        # Compare in single precision, as TFF's zeroing does. The 0.0 stands in for updates without
+        # numbers: the largest magnitude of an empty tensor is minus infinity.
         magnitudes = [tf.reduce_max(tf.abs(tensor)) for tensor in tf.nest.flatten(update)]
         largest = tf.stack([tf.cast(each, tf.float32) for each in (0.0, *magnitudes)])
         zeroed = finite & tf.reduce_any(largest > tf.constant(zeroing_norm, tf.float32))
@@ -357,8 +359,8 @@ def _summary(
 
 
 def _norm(value: Any) -> tf.Tensor:
-    """The L2 norm, float64; NaN or infinite if an entry is."""
-    # Squares of single-precision numbers do not overflow double precision.
+    """Returns the L2 norm of an update, float64; NaN or infinite if an entry is."""
+    # Squares are in double precision, which squares of single-precision numbers cannot overflow.
     squares = [
         tf.reduce_sum(tf.square(tf.cast(tensor, tf.float64))) for tensor in tf.nest.flatten(value)
     ]
@@ -389,11 +391,11 @@ def expected_noise_norm(
     which the norm of models of many parameters hardly differs.
 
     Args:
-      factorization: What makes the noise.
-      participation: The schema that the noise is scaled to.
-      noise_multiplier: That of the aggregator: the scaled one of a simulation with fewer
-        clients than the cohort it stands for.
-      clip_norm: That of the aggregator.
+      factorization: The factorization whose rows correlate the noise.
+      participation: The participation schema that the noise is scaled to.
+      noise_multiplier: The aggregator's noise multiplier; in a simulation with fewer clients than
+        the cohort they stand for, the scaled one.
+      clip_norm: The aggregator's clip norm.
       clients_per_round: What the aggregator divides by.
       num_parameters: The number d of the model's parameters, 0 or more.
 

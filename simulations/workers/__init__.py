@@ -1,1 +1,1 @@
-"""Worker processes of TensorFlow Federated, on this machine and on others."""
+"""Use of worker processes of TensorFlow Federated on other machines."""

@@ -1,4 +1,4 @@
-"""Federated rounds with clients that TFF workers on other machines compute.
+"""Runs federated rounds whose clients' updates are computed by TFF workers on other machines.
 
 ``start-tff-worker`` starts a worker; :func:`use` makes rounds use some of them. The server's
 part of a round stays on this machine, with the noise and its seed. TFF itself would wait for a
@@ -40,32 +40,34 @@ from simulations.workers.worker_addresses import WorkerLostError, parse, port_of
 
 __all__ = ["Timeouts", "WorkerLostError", "connect", "parse", "use"]
 
-# TFF's limit for the worker that it starts itself: a protocol buffer can hold a little more.
+# The largest message to and from a worker: TFF's own limit, a little below that of protocol
+# buffers.
 _LARGEST_MESSAGE_IN_BYTES = 2 * 1000 * 1000 * 1000
 _CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", _LARGEST_MESSAGE_IN_BYTES),
     ("grpc.max_send_message_length", _LARGEST_MESSAGE_IN_BYTES),
-    # Clients' data goes to the worker that was named, and past no proxy of the environment.
+    # Clients' data go straight to the named worker, not through a proxy that the environment sets.
     ("grpc.enable_http_proxy", 0),
-    # A worker that was lost once is not looked for by the rules of an older channel.
+    # A new channel to a worker that was lost connects anew, and does not share the older channel's
+    # connection.
     ("grpc.use_local_subchannel_pool", 1),
 )
 _SECONDS_FOR_CLEANING_UP = 5.0
-# An error or a stop elsewhere is noticed this soon; a result at once.
+# How often a waiting call looks for an error or a stop elsewhere; a result ends it at once.
 _SECONDS_BETWEEN_LOOKS = 0.2
-# The answer of a worker that did not make the executor.
+# A worker's error text for an executor that it does not have: it was restarted in the meantime.
 _NO_EXECUTOR = "No executor found for ID"
 _GREETING = executor_pb2.GetExecutorRequest(
     cardinalities=[
         executor_pb2.Cardinality(placement=computation_pb2.Placement(uri=tff.CLIENTS.uri))
     ]
 )
-# Answered at once, without effect.
+# A request that a worker answers at once and that has no effect, to see that it is alive.
 _KEEP_ALIVE = executor_pb2.DisposeRequest(executor=executor_pb2.ExecutorId(id="nobody's"))
 
 
 class DividedContext(tff.framework.SyncContext):
-    """A TFF context that divides the clients of a round among hosts.
+    """TFF context that divides the clients of a round among hosts.
 
     Computations from (state at the server, a value for each client) to (state, output) at
     the server are divided: ``next`` of ``tff.learning`` processes. All others are run on this
@@ -85,8 +87,8 @@ class DividedContext(tff.framework.SyncContext):
         """
         self.local = local
         self._hosts = tuple(hosts)
-        # The parts of rounds by the identity of their computation, which is kept with them so that
-        # no other one gets it.
+        # The parts of rounds by the id() of their computation. The computation is kept with them,
+        # so that no other object gets the same id.
         self._rounds: dict[int, tuple[Any, _Parts]] = {}
 
     def invoke(self, comp: Any, arg: Any) -> Any:
@@ -110,7 +112,7 @@ class DividedContext(tff.framework.SyncContext):
             return computation(*arguments)
 
     def _sums(self, computation: Any, told: Any, clients: list[Any]) -> list[Any]:
-        """The sums over each host's clients, in the order of the hosts."""
+        """Returns the sums of updates over each host's clients, in the order of the hosts."""
         shares = _shares(clients, len(self._hosts))
         abandoned = threading.Event()
         with concurrent.futures.ThreadPoolExecutor(len(shares)) as threads:
@@ -119,7 +121,8 @@ class DividedContext(tff.framework.SyncContext):
                 for host, share in zip(self._hosts, shares, strict=False)
             ]
             try:
-                # The first error of all, not that of the first host.
+                # Results are taken as they come, so that the error that happens first is raised,
+                # not that of the first host.
                 for done in concurrent.futures.as_completed(running):
                     done.result()
             except BaseException:
@@ -130,13 +133,14 @@ class DividedContext(tff.framework.SyncContext):
 
 @dataclasses.dataclass(frozen=True)
 class _Parts:
-    """The parts of a round.
+    """The three parts of a round: server's preparation, clients' work and server's update.
 
     Attributes:
-      prepare: From the state to what clients are told.
-      clients_part: From what clients are told, and their data, to the sum of their updates.
-      server_part: Makes, for a number of sums, what leads from the state and the sums to what
-        the whole computation returns.
+      prepare: A computation from the server's state to the values that clients are sent.
+      clients_part: A computation from these values and the clients' data to the sum of their
+        updates.
+      server_part: A function from a number of sums to a computation, which takes the state and so
+        many sums to the result of the whole round.
     """
 
     prepare: Any
@@ -165,9 +169,9 @@ def _is_placed(kind: Any, placement: Any) -> bool:
 
 
 def _shares(clients: list[Any], most: int) -> list[list[Any]]:
-    """Divides clients in their order into a number of shares, each of them with clients.
+    """Divides clients, in their order, into a number of shares or fewer; no share is empty.
 
-    Without clients there is one share, which is empty: its sum is zero.
+    Without any clients there is one empty share, whose sum is zero.
     """
     number = max(1, min(most, len(clients)))
     ends = [len(clients) * (share + 1) // number for share in range(number)]
@@ -213,7 +217,7 @@ def _divide(computation: Any) -> _Parts:
             total = sums[0]
             for further in range(1, num_sums):
                 total = tff.federated_map(form.merge, (total, sums[further]))
-            # The other three results are of secure sums, and there are none here.
+            # The other three results would be those of secure sums, which these rounds do not have.
             nothing = tff.federated_value((), tff.SERVER)
             aggregates = (tff.federated_map(form.report, total), nothing, nothing, nothing)
             after = tff.federated_map(form.update, tff.federated_zip((state, aggregates)))
@@ -223,7 +227,8 @@ def _divide(computation: Any) -> _Parts:
                 else (after[0], after[1])
             )
 
-        # The type names the result's containers, which the parts have lost.
+        # The type is annotated with the containers of the whole round's result, which the parts do
+        # not know.
         signature = tff.FunctionType(
             whole.type_signature.parameter, computation.type_signature.result
         )
@@ -237,7 +242,7 @@ def _identity(kind: Any) -> Any:
 
 
 def _graphs_as_they_are() -> Any:
-    """No rewriting of graphs before they are sent: each is as in a round that is not divided."""
+    """Returns a config that keeps graphs as in an undivided round: they are not optimised."""
     config = tf.compat.v1.ConfigProto()
     config.graph_options.rewrite_options.disable_meta_optimizer = True
     return config
@@ -260,7 +265,7 @@ class Timeouts:
 
 
 def use(addresses: Sequence[str], timeouts: Timeouts | None = None) -> DividedContext:
-    """Makes all rounds from now on use remote workers, by :func:`connect` as TFF's default."""
+    """Makes all rounds from now on use remote workers: sets TFF's default context."""
     context = connect(addresses, timeouts)
     tff.framework.set_default_context(context)
     return context
@@ -269,7 +274,8 @@ def use(addresses: Sequence[str], timeouts: Timeouts | None = None) -> DividedCo
 def connect(addresses: Sequence[str], timeouts: Timeouts | None = None) -> DividedContext:
     """Returns a context that runs the clients' part of rounds on remote workers.
 
-    What is not a client's part is run in the context that is TFF's current one now.
+    The server's parts of rounds are run in the context that is TFF's current one when this is
+    called.
 
     Args:
       addresses: The addresses of the workers, from :func:`parse`.
@@ -280,7 +286,7 @@ def connect(addresses: Sequence[str], timeouts: Timeouts | None = None) -> Divid
 
     Raises:
       ValueError: If there is no address.
-      WorkerLostError: If a worker does not answer, or is none.
+      WorkerLostError: If a worker does not answer, or the address is not that of a TFF worker.
     """
     if not addresses:
         raise ValueError("no worker was named: give the address of at least one.")
@@ -299,11 +305,11 @@ async def _awaited(coroutine: Any) -> Any:
 
 
 class _AbandonedError(Exception):
-    """The result is not wanted any more."""
+    """The result of a call to a worker is not wanted any more."""
 
 
 def _forwarded(name: str) -> Callable[["_Worker", Any], Any]:
-    """A method of a worker that sends its request to the worker's method of a name."""
+    """Returns a method of _Worker that sends its request to the remote method with this name."""
 
     def method(self: "_Worker", request: Any) -> Any:
         return self._call(getattr(self._calls, name), request)
@@ -312,14 +318,14 @@ def _forwarded(name: str) -> Callable[["_Worker", Any], Any]:
 
 
 class _Worker(tff.framework.RemoteExecutorStub):
-    """A host of clients: a worker on another machine.
+    """A remote TFF worker, which computes the updates of some of the clients.
 
-    Each call of it ends: by its result or by an error that says why.
+    Each call to the worker ends, with its result or with an error that says why there is none.
 
     Attributes:
       abandoned: Set if results are not wanted any more.
-      is_lost: Whether the worker was lost since this was made False: no call is made then, because
-        each would wait for an answer as long as the first one.
+      is_lost: Whether the worker was lost since the last :meth:`run` began. No further call is made
+        then, because each call would wait for an answer as long as the first one.
     """
 
     get_executor = _forwarded("GetExecutor")
@@ -334,7 +340,7 @@ class _Worker(tff.framework.RemoteExecutorStub):
         self.is_lost = False
         self._address = address
         self._timeouts = timeouts
-        # The scheme is named, because a host may have a scheme's name.
+        # The dns scheme is written out, because a host's name may be that of a gRPC scheme.
         self._channel = grpc.insecure_channel(f"dns:///{address}", _CHANNEL_OPTIONS)
         self._calls = executor_pb2_grpc.ExecutorGroupStub(self._channel)
 
@@ -353,13 +359,13 @@ class _Worker(tff.framework.RemoteExecutorStub):
     def run(self, computation: Any, arguments: Sequence[Any], abandoned: threading.Event) -> Any:
         """Returns the result of a computation, or raises WorkerLostError."""
         self.abandoned, self.is_lost = abandoned, False
-        # The stack of contexts is this thread's own. A call is awaited here, because RemoteExecutor
-        # blocks the thread that it runs in, although it is asynchronous.
+        # Each thread has its own stack of contexts. The call is awaited in this thread, because
+        # RemoteExecutor blocks the thread that it runs in, although it is asynchronous.
         with tff.framework.get_context_stack().install(self._context):
             return asyncio.run(_awaited(computation(*arguments)))
 
     def check(self) -> None:
-        """Raises WorkerLostError unless the worker answers as one."""
+        """Raises WorkerLostError unless the address answers as a TFF worker does."""
         seconds = self._timeouts.seconds_to_connect
         start = (
             f"start one there by start-tff-worker --port={port_of(self._address)}, or correct the "
@@ -380,21 +386,21 @@ class _Worker(tff.framework.RemoteExecutorStub):
         self.dispose_executor(executor_pb2.DisposeExecutorRequest(executor=answer.executor))
 
     def dispose_executor(self, request: Any) -> None:
-        """Frees an executor if the worker is there; see the base class."""
+        """Frees an executor of the worker unless it is lost; see the base class."""
         self._clean_up(self._calls.DisposeExecutor, request)
 
     def dispose(self, request: Any) -> None:
-        """Frees values if the worker is there; see the base class."""
+        """Frees values of the worker unless it is lost; see the base class."""
         self._clean_up(self._calls.Dispose, request)
 
     def _clean_up(self, method: Callable[..., Any], request: Any) -> None:
-        # This is also called from finalisers, which cannot raise.
+        # Errors are suppressed, because finalisers also call this and cannot raise.
         with contextlib.suppress(grpc.RpcError, ValueError):
             if not self.is_lost:
                 method(request, timeout=_SECONDS_FOR_CLEANING_UP)
 
     def _call(self, method: Any, request: Any) -> Any:
-        """The answer to a request, however long it takes while the worker is there."""
+        """Waits as long as the worker is alive, and returns its answer to a request."""
         if self.is_lost:
             raise self._lost()
         call = method.future(request)
@@ -419,14 +425,15 @@ class _Worker(tff.framework.RemoteExecutorStub):
         except grpc.RpcError as error:
             if error.code() == grpc.StatusCode.UNAVAILABLE or _NO_EXECUTOR in _what(error):
                 raise self._lost() from error
-            # Never one of TFF's own errors, at which TFF would try again for ever.
+            # The gRPC error is raised as it is, not as one of TFF's own errors, after which TFF
+            # would try again for ever.
             raise
         finally:
             call.cancel()
 
     def _check_answer(self, keep_alive: Any) -> None:
         error = keep_alive.exception()
-        # Any other error is an answer.
+        # Only these two errors mean silence: with any other error the worker has answered.
         silent = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
         if error is not None and error.code() in silent:
             raise self._lost() from error

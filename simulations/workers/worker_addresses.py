@@ -1,6 +1,6 @@
-"""Addresses of TFF workers on other machines, and the error for one that is lost.
+"""Parses addresses of remote TFF workers; has the error for a worker that is lost.
 
-Free of TensorFlow, so that flags can be checked before it is loaded.
+This module does not import TensorFlow, so that flags can be checked before TensorFlow is loaded.
 """
 
 import ipaddress
@@ -15,21 +15,21 @@ LARGEST_PORT = 65535
 
 
 class WorkerLostError(Error, ValueError):
-    """A TFF worker does not answer; the message names it and a remedy."""
+    """Error for a TFF worker that does not answer; the message names the worker and a remedy."""
 
 
 def parse(text: str) -> tuple[str, ...]:
     """Returns the addresses of a comma-separated list.
 
     Args:
-      text: ``host:port`` with commas between; an IPv6 address stands in brackets.
+      text: Addresses ``host:port`` separated by commas, with IPv6 addresses in brackets.
 
     Returns:
       The addresses in the order of the list, host names in lower case and IPv6 addresses in
       their shortest form.
 
     Raises:
-      ValueError: If the list is empty, an address is none, or one is there twice.
+      ValueError: If the list is empty, has an invalid address, or has an address twice.
     """
     addresses: list[str] = []
     for part in text.split(","):
