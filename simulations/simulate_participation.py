@@ -288,7 +288,7 @@ def _population(
 ) -> DevicePopulation:
     return DevicePopulation(
         values.population,
-        # Without a planned schema, devices may take part again in the next round.
+        # If no schema is planned, devices may take part again in the next round.
         MinSeparation(1) if schema is None else schema,
         values.clients_per_round,
         device_behaviour.of_flags(values),
@@ -460,7 +460,7 @@ def _privacy_fields(
     multiplier: float | None,
     delta: float,
 ) -> dict[str, Any]:
-    # Without a schema there is no guarantee: the noise multiplier is relative to the sensitivity
+    # There is no guarantee without a schema: the noise multiplier is relative to the sensitivity
     # under a schema.
     if multiplier is None or schema is None:
         return {}
@@ -488,7 +488,7 @@ def _privacy_fields(
 
 
 def _statement(fields: dict[str, Any], by_wall_clock: bool) -> str:
-    """Returns sentences on what the simulated participation means for the guarantee."""
+    """Returns sentences on the consequences of the simulated participation for the guarantee."""
     if fields["keeps_plan"] is None:
         return (
             f"There is no plan to keep or to break.\nFor a plan: {fields['rule']} {_ON_WALL_CLOCKS}"

@@ -41,14 +41,13 @@ MODULES: Mapping[str, str] = {
     "run-fashion-mnist": "simulations.examples.fashion_mnist",
 }
 
-# Matches flags that do not change a run's result, so that a finished run counts whatever their
-# values.
+# Matches flags that do not change a run's result: a finished run counts with any values of them.
 _CHANGES_NOTHING = re.compile(rf"--({'|'.join(run_config.NOT_OF_THE_RUN)})(=|$)")
 _POLL_SECONDS = 0.1
 # Matches --audit_canaries. An audited run is handed no --cohort_seed: it draws canaries and cohorts
 # at random.
 _AUDITED = re.compile(r"--audit_canaries(=|$)")
-# The seconds that a run has to end by itself after a second request to stop; it is killed then.
+# The seconds in which a run must end after a second request to stop, before it is killed.
 _SECONDS_TO_END = 20.0
 
 

@@ -155,7 +155,7 @@ def _largest(values: Sequence[float | None]) -> float | None:
 
 
 def separated(rows: Sequence[Row]) -> list[tuple[str, str]]:
-    """Returns the pairs of mechanisms whose accuracy intervals are disjoint, the better one first.
+    """Returns the pairs of mechanisms with disjoint accuracy intervals, the better one first.
 
     Pairs are in the order of their means. A mechanism with a single run has no interval, and is in
     no pair.

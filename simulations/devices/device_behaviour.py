@@ -402,7 +402,7 @@ def _listed(file: pathlib.Path) -> np.ndarray:
 
 
 class AvailableClients(Sampler):
-    """Sampler that leaves out drawn clients whose devices are not available in the round.
+    """Sampler that leaves out a drawn client if its device is not available in the round.
 
     A client takes part in the rounds S that its secret coins or its bin say, whether it can be
     asked or not: its timer starts in each of them. In a round of S in which its device is not
@@ -438,7 +438,7 @@ class AvailableClients(Sampler):
         object.__setattr__(self, "_asked", (availability, availability_seed, round_seconds))
 
     def draw(self, round_index: int) -> np.ndarray:
-        """Draws the clients of a round and returns those whose devices are available."""
+        """Draws the clients of a round and returns those with an available device."""
         drawn = super().draw(round_index)
         availability, seed, seconds = self._asked
         return drawn[availability.available(drawn, round_index * seconds, round_index, seed)]

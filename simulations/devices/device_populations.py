@@ -44,8 +44,8 @@ _BLOCK = 2**16
 _MOST_DRAWN = 0.25
 _MOST_GROWTH = 8
 
-# The counters of DeviceRound for selected devices whose uploads are not summed, in the order of the
-# steps of a round.
+# The counters of DeviceRound for uploads of selected devices that are not summed, in the order of
+# the steps of a round.
 _NOT_SUMMED = ("num_dropped_out", "num_uploads_lost", "num_uploads_late", "num_discarded")
 
 _ADVICE = (
@@ -134,8 +134,8 @@ class DeviceTimers:
         self._ends = np.full(num_devices, -math.inf)
         self._eligible = np.ones(num_devices, dtype=bool)
         self._num_eligible = num_devices
-        # A queue of (time, devices): the devices whose timers end at that time, in the order of
-        # times. An entry is void for a device whose timer was changed later.
+        # A queue of (time, devices with timers that end at that time), in the order of times. An
+        # entry is void for a device if its timer was changed later.
         self._queue: collections.deque[tuple[float, np.ndarray]] = collections.deque()
 
     @classmethod
@@ -222,7 +222,7 @@ class DevicePopulation:
         behaviour: DeviceBehaviour | None = None,
         seed: int = 0,
     ) -> None:
-        """Creates a population of devices as it is before the first round.
+        """Creates a population of devices before the first round.
 
         Args:
           num_devices: The population.
@@ -424,7 +424,7 @@ class DevicePopulation:
         self._timers.lose_history(self._working(devices), latest, most)
 
     def _working(self, devices: np.ndarray) -> np.ndarray:
-        """Returns those of some devices whose timers work; only these remember participations."""
+        """Returns those of some devices with working timers; only these remember participations."""
         if not len(self.broken):
             return devices
         places = np.searchsorted(self.broken, devices)
@@ -483,7 +483,7 @@ class DevicePopulation:
         return generator.choice(can_join, size=size, replace=False), len(can_join), True
 
     def _can_join(self, devices: np.ndarray, seconds: float) -> np.ndarray:
-        """Returns (m,) bool, True for devices that are available and whose timers allow it."""
+        """Returns (m,) bool, True for devices that are available and allowed by their timers."""
         allowed = self._timers.allow(devices)
         if not self._behaviour.availability.is_always:
             asked = np.flatnonzero(allowed)
@@ -532,7 +532,7 @@ def _first_occurrences(devices: np.ndarray) -> np.ndarray:
 def draw_cohort(
     eligible: np.ndarray, clients_per_round: int, seed: int, round_index: int
 ) -> np.ndarray:
-    """Draws a cohort of distinct clients uniformly among those whose timers allow them to join.
+    """Draws a cohort of distinct clients uniformly among all that their timers allow to join.
 
     The cohort is a function of the seed, the round and the eligible clients alone. So a resumed run
     draws the same cohorts as the uninterrupted run, and adds each noise row to the same sum.

@@ -86,7 +86,7 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """What an installation remembers of one run, as when it last took part and how often."""
+    """An installation's memory of one run, as when it last took part and how often."""
 
     run: str
     round_index: int
@@ -172,7 +172,7 @@ class Device:
         return Device(self.contact, self.entries, self.mark)
 
     def entry(self, run: str) -> Entry | None:
-        """Returns what the device remembers of a run; None for a run that it does not know."""
+        """Returns the device's memory of a run; None for a run that it does not know."""
         return next((entry for entry in self.entries if entry.run == run), None)
 
     def kept(self) -> str:

@@ -1,4 +1,4 @@
-"""What image-classification tasks share: division of images among clients, flags and command.
+"""Shared parts of image-classification tasks, as their flags and images' division among clients.
 
 The module of a single task reads its files, makes its model and has its defaults.
 ``federated_task`` has the data of a run, in the same form for all these tasks.

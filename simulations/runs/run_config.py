@@ -25,7 +25,8 @@ ADAPTIVE = stated_runs.ADAPTIVE
 # The value of --mechanism for a run without any noise.
 NOT_PRIVATE = "none"
 PREFIX_SUM, TRAINING = "prefix_sum", "training"
-# A workload with momentum and changing rates, which shows what a mechanism can be optimised for.
+# A workload with momentum and changing rates, by which mechanisms tell which of both they can be
+# optimised for.
 _TRAINING_WORKLOAD = Workload("momentum_sgd", 2, 0.5, (1.0, 0.5))
 # The value of --sampling for runs in which participation timers, not a sampler, decide who takes
 # part.
@@ -271,7 +272,7 @@ NOT_OF_THE_RUN = (
 # with the values that it had, or the run is refused. --evaluate_every costs no privacy, because
 # released models are evaluated on held-out data.
 MAY_CHANGE = (*device_behaviour.MAY_CHANGE, "evaluate_every")
-# Flags whose defaults differ from task to task, so that each task must say them.
+# Flags with defaults that differ from task to task, so that each task must say them.
 NEED_DEFAULTS = frozenset(
     name
     for name, (_, field) in flag_fields.fields_of(RunConfig).items()
@@ -315,7 +316,7 @@ def num_bands(options: RunConfig) -> int | None:
 
 
 def banded_mechanisms() -> list[str]:
-    """Returns the names of mechanisms whose strategy matrix C has a known number of bands."""
+    """Returns the names of mechanisms with a strategy matrix C of a known number of bands."""
     return [name for name, each in catalogue.ENTRIES.items() if each.has_known_bands]
 
 

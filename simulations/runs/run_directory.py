@@ -63,7 +63,7 @@ _WHOLE_FILES = (
 )
 
 
-# The packages whose versions a run records, because its results depend on them.
+# The packages that a run records the versions of, because its results depend on them.
 _PACKAGES = ("tensorflow-federated", "tensorflow", "tensorflow-privacy", "dp-accounting", "numpy")
 
 

@@ -130,7 +130,7 @@ def train(run: Run, task: FederatedTask, statements: RunStatements, stop: StopRe
             outputs.append(last.num_rounds, rows.of(finished))
     except StoppedByRuleError as error:
         message, stopped_by_rule = str(error), True
-        # The clients of the refused round are recorded only under timers: whom a sampler draws is a
+        # The clients of the refused round are recorded only under timers: a sampler's draws are
         # secret.
         if run.sampler is None:
             clients = {"released_rounds": last.num_rounds, "clients": error.cohort.tolist()}

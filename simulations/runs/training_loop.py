@@ -184,8 +184,8 @@ class StateStore:
             or not the one that was saved with the state (it may only have more rounds): who took
             part cannot be known, and no further round is safe.
         """
-        # Remove what a process left that was killed while it saved a state. Older versions let TFF
-        # save beside the states, in folders ending in _temp.
+        # Remove folders that a process left when it was killed while it saved a state. Older
+        # versions let TFF save into folders ending in _temp, next to the states.
         for left in (_UNFINISHED, f"{STATE_PREFIX}*_temp*"):
             for unfinished in self._directory.glob(left):
                 shutil.rmtree(unfinished, ignore_errors=True)
@@ -480,7 +480,7 @@ def check_participation(initial_state: Any, participation: Participation, num_ro
 
 @dataclasses.dataclass(frozen=True)
 class Round:
-    """Record of one finished round, whose state and ledger are saved.
+    """Record of one finished round, after its state and ledger were saved.
 
     Attributes:
       index: The round, from 0.

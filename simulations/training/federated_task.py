@@ -33,7 +33,7 @@ def sha256_of(arrays: Iterable[np.ndarray]) -> str:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FederatedTask:
-    """What a task is to a training run: its clients, model and evaluation, in TensorFlow.
+    """Interface of a task in TensorFlow, with its clients, model and evaluation.
 
     Attributes:
       client_ids: The ids of all clients, as distinct texts.

@@ -32,7 +32,7 @@ from mf_aggregators.kernel import numbers
 from mf_aggregators.participation import Participation
 from mf_aggregators.private_metrics import PrivateMetrics
 
-# The default number of clients whose examples stay in memory, as many as in a large cohort.
+# The default of most_cached, the number of clients with examples in memory: a large cohort.
 _MOST_CACHED = 2000
 # The statistics of a round's updates: sums over clients, and the largest norm.
 _TOTALS = ("updates", "non_finite", "zeroed", "clipped", "norms", "max_norm")
@@ -284,7 +284,7 @@ def released_metrics(measurements: Any) -> dict[str, float]:
 
 
 def released_clip(measurements: Any) -> dict[str, float]:
-    """Returns what a round released on its adaptive clip norm.
+    """Returns the values that a round released about its adaptive clip norm.
 
     Args:
       measurements: The measurements of a round, of an aggregator of :func:`aggregator`.

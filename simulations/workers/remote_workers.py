@@ -1,4 +1,4 @@
-"""Runs federated rounds whose clients' updates are computed by TFF workers on other machines.
+"""Runs federated rounds in which TFF workers on other machines compute the clients' updates.
 
 ``start-tff-worker`` starts a worker; :func:`use` makes rounds use some of them. The server's
 part of a round stays on this machine, with the noise and its seed. TFF itself would wait for a
@@ -425,7 +425,7 @@ class _Worker(tff.framework.RemoteExecutorStub):
         except grpc.RpcError as error:
             if error.code() == grpc.StatusCode.UNAVAILABLE or _NO_EXECUTOR in _what(error):
                 raise self._lost() from error
-            # The gRPC error is raised as it is, not as one of TFF's own errors, after which TFF
+            # The gRPC error is raised unchanged, not as one of TFF's own errors, after which TFF
             # would try again for ever.
             raise
         finally:
