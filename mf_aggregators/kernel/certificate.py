@@ -598,7 +598,7 @@ class Certificate:
       attempt: The number of this candidate, from 0 to ``ATTEMPTS`` - 1, among those for one delta.
       order: a, the Renyi order of the importance sampling.
       num_samples: The number N of samples in the test of P from Q; 0 where Renyi DP of order a
-      suffices.
+        suffices.
       bet: The bet w of the test martingale.
       num_untilted: The number of samples from Q in the test of Q from P.
       thresholds: t_0 and t_1 for the extrapolation.
@@ -606,7 +606,7 @@ class Certificate:
 
     Raises:
       ValueError: If a value is not a number, not finite, or negative where it cannot be, or delta
-          is not between 0 and 1.
+        is not between 0 and 1.
     """
 
     epsilon: float
@@ -652,9 +652,9 @@ def check_certificate(
     Args:
       certificate: The proposed certificate.
       run: The run. The number of steps by which roundings may move a row of noise is taken as it is
-      given.
+        given.
       delta: The delta of the guarantee, for noise as it is drawn: certificate.delta and the failure
-      probability of the noise are at most this.
+        probability of the noise are at most this.
       num_coordinates: Parameters times rounds, at most.
       advance: Called with the number of outputs that were drawn after each batch.
 

@@ -96,7 +96,7 @@ class Pattern:
 
     Attributes:
       rounds: The rounds, counted from 0, never decreasing: a round appears once for each client of
-          the person that takes part in it.
+        the person that takes part in it.
     """
 
     rounds: tuple[int, ...]
@@ -152,7 +152,7 @@ class Claim:
       num_rounds: How many rows were or will be released; None for all.
       basis: The reason why participation is as claimed; None for a plan, or for draws.
       num_coordinates: The most numbers that are drawn in all rounds together: parameters times
-      rounds.
+        rounds.
       certificate: A proof by Monte Carlo of an epsilon of clients who draw their rounds for
         themselves; None for none.
 
@@ -383,7 +383,7 @@ class Guarantee(Sealed):
 
         Args:
           **changes: Attributes of the claim to change: ``num_rounds`` of a run that ended early, or
-          ``taking_part`` and ``basis`` for an observed ledger or for another unit.
+            ``taking_part`` and ``basis`` for an observed ledger or for another unit.
         """
         without = {"taking_part": self.schema, "basis": None, "epsilon": None, "certificate": None}
         return dataclasses.replace(self.claim, **{**without, **changes})
@@ -393,11 +393,11 @@ class Guarantee(Sealed):
 
         Args:
           epsilon: The epsilon of the statement; None if it gives none, because there is too little
-          noise.
+            noise.
 
         Raises:
           NotProved: If the stated epsilon is below the proved one, or more than 1e-5 of that above
-              it, which means that the statement is about another run.
+            it, which means that the statement is about another run.
         """
         stated = math.inf if epsilon is None else numbers.epsilon(epsilon)
         check(dataclasses.replace(self.claim, epsilon=stated))
@@ -434,8 +434,8 @@ def check(claim: Claim) -> Guarantee:
 
     Raises:
       NotProved: If the claimed epsilon is smaller than the proved one, the rows are of a class that
-          is not the kernel's, their C is not known, or the draws do not fit the rows. It is a
-          ValueError.
+        is not the kernel's, their C is not known, or the draws do not fit the rows. It is a
+        ValueError.
       TypeError: If the argument is not a claim.
     """
     claim = claim_of(claim)

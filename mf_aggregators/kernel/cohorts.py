@@ -29,7 +29,7 @@ class Cohorts:
     Attributes:
       draws: How clients are drawn.
       seed: The seed of all draws, at least 0; as secret as the seed of the noise, and of one run
-          alone.
+        alone.
 
     Raises:
       TypeError: If the draws are of another class than the kernel's.

@@ -45,7 +45,7 @@ class SampledRunDpEvent(dp_events.GaussianDpEvent):  # type: ignore[misc]
 
     Attributes:
       noise_multiplier: The noise multiplier of all participations of a client, against an adversary
-      who knows their rounds.
+        who knows their rounds.
       run: The run; None for nothing but the Gaussian mechanism.
     """
 

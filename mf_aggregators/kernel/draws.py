@@ -181,11 +181,11 @@ class _AliasTable:
 
     Attributes:
       column_bits: The table has 2^column_bits columns, for the integers from -2^(column_bits - 1)
-      on.
+        on.
       fraction_bits: The number of bits of a first word that are compared with thresholds. All words
-      have column_bits + fraction_bits bits.
+        have column_bits + fraction_bits bits.
       packed: (columns,) uint32: ``threshold << column_bits | alias`` with the first bits of the
-      threshold; a column that is its own alias is always chosen.
+        threshold; a column that is its own alias is always chosen.
       further: (columns, tie_words) uint32: the further words of thresholds, which decide ties.
     """
 
@@ -200,7 +200,7 @@ class _AliasTable:
         Args:
           words: An array of uint32, one for each integer.
           tie_words: Takes the number of ties and returns (ties, tie_words) uint32, for ties in the
-          order of the array.
+            order of the array.
 
         Returns:
           int64 values, an array of the same shape.
@@ -225,7 +225,7 @@ def _integer_weights(sigma: Fraction, column_bits: int, total_bits: int) -> list
     Args:
       sigma: The standard deviation; rational, so that tables are the same everywhere.
       column_bits: The weights are for the integers from -2^(column_bits - 1) to 2^(column_bits - 1)
-      - 1.
+        - 1.
       total_bits: The weights add up to 2^total_bits.
 
     Returns:
@@ -266,7 +266,7 @@ def _alias_table(
       column_bits: The table has 2^column_bits columns.
       fraction_bits: How many bits of a first word are compared with thresholds.
       tie_words: The number of further words of a threshold, of column_bits + fraction_bits bits
-          each. Weights are multiples of 2^-((1 + tie_words) (column_bits + fraction_bits)).
+        each. Weights are multiples of 2^-((1 + tie_words) (column_bits + fraction_bits)).
     """
     word_bits = column_bits + fraction_bits
     threshold_bits = fraction_bits + tie_words * word_bits
@@ -410,13 +410,13 @@ class Engine:
     Attributes:
       pool: The threads; None to compute on the caller's thread alone.
       fill_tile: Takes a seed, a row, a tile and a (TILE,) int64 array, which it fills with the
-      numbers of ``integers``; None for the kernel's own function. ``integers`` compares one tile
-      with it.
+        numbers of ``integers``; None for the kernel's own function. ``integers`` compares one tile
+        with it.
       squares: A function that replaces ``integers._squares``; None for the kernel's own.
       to_grid: A function that replaces ``integers._to_grid``; None for the kernel's own. If
-      ``squares`` or ``to_grid`` is wrong, the clip norm still holds: the kernel adds up the squares
-      of the integers that they make.
-      """
+        ``squares`` or ``to_grid`` is wrong, the clip norm still holds: the kernel adds up the
+        squares of the integers that they make.
+    """
 
     pool: concurrent.futures.Executor | None = None
     fill_tile: FillTile | None = None
@@ -482,8 +482,8 @@ def integers(
       first_coordinate: The first coordinate, from 0.
       count: The number of coordinates.
       engine: How tiles are drawn. If a compiled function draws whole tiles, one tile, chosen at
-      random, is compared with the kernel; if there are fewer than 16 tiles, with a probability of
-      the number of tiles over 16.
+        random, is compared with the kernel; if there are fewer than 16 tiles, with a probability of
+        the number of tiles over 16.
 
     Returns:
       (count,) int64: multiplied by ``STEP``, numbers of standard deviation one.

@@ -157,7 +157,7 @@ class Segment:
       first_tile: The tile at whose first coordinate the segment starts.
       size: The number of coordinates, at least 1.
       positions: The positions of the segment's tensors among the tensors of the row, in order;
-      tensors without entries included.
+        tensors without entries included.
     """
 
     dtype: str
@@ -257,11 +257,11 @@ class IntegerRows:
         Args:
           recursion: The mechanism's noising matrix.
           first: The noising matrix of the first horizon, with the same first rows as ``recursion``,
-              if the run was extended: it keeps the steps that it began with. None otherwise.
+            if the run was extended: it keeps the steps that it began with. None otherwise.
 
         Raises:
           ValueError: If rows may be so much larger than their row of Z that 32 bits do not hold
-          them.
+            them.
         """
         shifts, spread = [*range(1, _LARGEST_SHIFT + 1)], _SPREAD
         if first is not None:
@@ -306,9 +306,9 @@ class IntegerRows:
         Args:
           i: The round, from 0.
           history: The history that the call for the round before returned, also for the shorter run
-              that this one extends: the state vectors, and then the rows of earlier rounds that
-              this round needs, oldest first, each of shape (size,). These are rows of Z if the
-              recursion uses earlier rows of Z. Before the first round, state vectors are zero.
+            that this one extends: the state vectors, and then the rows of earlier rounds that this
+            round needs, oldest first, each of shape (size,). These are rows of Z if the recursion
+            uses earlier rows of Z. Before the first round, state vectors are zero.
           z: (size,) int64: the round's row of Z, in steps of Z.
           engine: How the row is computed.
 
@@ -355,9 +355,9 @@ class IntegerRows:
         Args:
           transition: The transition of the block, see ``NoiseRecursion.transition``.
           known: (earlier rows + m, size): the rows before the block, in steps of ``steps``, and the
-          state vectors at its start.
+            state vectors at its start.
           row_of_z: Takes j and returns the (size,) row of Z that is j after the first one of the
-          block.
+            block.
 
         Returns:
           (rows, size) int32 in steps of ``steps``, and (m, size) float64.
@@ -403,7 +403,7 @@ class Rounding:
       rows: The integer rows.
       operator_norm: g of the module's docstring.
       float_error: f: the largest floating-point error in the part of a row that follows from
-      earlier rows, in steps of Z.
+        earlier rows, in steps of Z.
     """
 
     rows: IntegerRows
@@ -555,7 +555,7 @@ class IntegerSums:
 
     Raises:
       ValueError: If updates of ``largest_cohort`` clients cannot be added up in ``bits`` bits, or
-          ``bits`` is above 64.
+        ``bits`` is above 64.
     """
 
     largest_cohort: int = DEFAULT_LARGEST_COHORT
@@ -608,7 +608,7 @@ def clip_to_grid(
       clip_norm: Above zero; the step is ``clip_norm / steps_per_clip_norm``.
       steps_per_clip_norm: Steps in a clip norm, at most ``STEPS_PER_CLIP_NORM``.
       into: Contiguous int64 arrays of the same shapes, which are filled and returned; None makes
-          new arrays.
+        new arrays.
       engine: How the update is computed: threads and compiled functions.
 
     Returns:
@@ -654,7 +654,7 @@ def scaling(
       update: Arrays of floats or integers.
       clip_norm: Above zero: a larger norm becomes this one.
       unit_norm: The norm that an update of norm ``clip_norm`` has after scaling, but for
-      floating-point errors.
+        floating-point errors.
       engine: How the update is computed.
 
     Returns:

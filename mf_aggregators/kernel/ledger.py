@@ -35,21 +35,21 @@ class ObservedParticipation:
       num_rounds: The number of rounds that were released.
       num_clients: The number of clients who took part at all; None if it is not known.
       separation: The smallest distance |i - j| between two participations of one client; None if no
-      client took part twice.
+        client took part twice.
       max_participations: The largest number of participations of one client.
       keeps_sampling: Whether a data sampler drew every batch by its scheme; None if no sampling was
-      planned, or nobody checked: only the holder of the sampler's seed can.
+        planned, or nobody checked: only the holder of the sampler's seed can.
       largest_separation: The largest distance between adjacent participations of one client; None
-      if no client took part twice, or if it is not known.
+        if no client took part twice, or if it is not known.
       conditions: The conditions, as sentences, under which these numbers follow from round times
-      (``TimedRounds``); None for a ledger.
+        (``TimedRounds``); None for a ledger.
       gap: The reason why the ledger is not shown to be complete (:func:`gap`); None if it is shown,
-      and for round times.
+        and for round times.
 
     Raises:
       ValueError: If a number is not an integer in its range, another attribute is of a wrong type,
-          a client took part more than once and no separation is given, or the participations do not
-          fit into the rounds.
+        a client took part more than once and no separation is given, or the participations do not
+        fit into the rounds.
     """
 
     num_rounds: int
@@ -97,7 +97,7 @@ class ObservedParticipation:
 
         Raises:
           ValueError: If the rounds of a client are not increasing, or not among the released
-              rounds: a ledger with such rounds cannot be trusted.
+            rounds: a ledger with such rounds cannot be trusted.
         """
         num_rounds = numbers.integer_at_least(num_rounds, 0, "num_rounds")
         of_clients = [np.asarray(each, np.int64) for each in rounds_of_clients if len(each)]
@@ -208,7 +208,7 @@ def gap(
       rounds_of_clients: As in :meth:`ObservedParticipation.of`.
       num_rounds: The number of rounds that were released.
       counts: The number of clients that each round summed, by the server's own count; None if it is
-          not known.
+        not known.
       clients_per_round: The claimed cohort size of the run; None if none is claimed.
 
     Returns:
@@ -286,10 +286,10 @@ class TimedRounds:
       timer_hours: How long a device waits from a request that it takes part on, or from its upload,
         until it accepts another one.
       timer_hours: The time in hours from a device's request that it takes part on, or from its
-      upload, until the device accepts another request.
+        upload, until the device accepts another request.
       clock_drift: The share by which devices' clocks may be too fast, from 0 and below 1.
       clock_margin_minutes: The time by which the timer may be too short in addition: clocks that
-      are set, and clocks of the server that differ.
+        are set, and clocks of the server that differ.
 
     Raises:
       ValueError: If an attribute is out of its range, times are out of order, drift and margin

@@ -379,8 +379,8 @@ def checked_draws(draws: _Kind) -> _Kind:
     Args:
       draws: An instance of one of this module's schemes.
 
-      Raises:
-        TypeError: If ``draws`` is of another class, or of a subclass.
+    Raises:
+      TypeError: If ``draws`` is of another class, or of a subclass.
     """
     if type(draws) not in get_args(Draws):
         names = ", ".join(kind.__name__ for kind in get_args(Draws))
@@ -397,7 +397,7 @@ class StrategyColumns:
     Attributes:
       entries: (n, b) float64, the compact columns of C, which are copied.
       rounding: The largest number of steps of Z by which roundings move one number of a row, as far
-      as they depend on one client.
+        as they depend on one client.
 
     Raises:
       ValueError: If an attribute is of another shape, or a number is out of its range.
@@ -424,8 +424,8 @@ class StrategyColumns:
           rows: The rows, of one of the kernel's own classes.
           num_rounds: The number of their first rounds that C is for.
 
-          Raises:
-            NotProved: If C does not follow from the rows, or there is no bound on their roundings.
+        Raises:
+          NotProved: If C does not follow from the rows, or there is no bound on their roundings.
         """
         entries = strategy_of(rows, num_rounds).compact_columns(min(rows.reach, num_rounds))
         moved = IntegerRows.of(rows).largest_rounding()
@@ -477,7 +477,7 @@ class SampledRun:
       draws: How clients are drawn.
       sigma: The noise multiplier, relative to the largest column norm of C.
       columns: C and the roundings of its rows, for clients who draw for themselves; None for
-      groups.
+        groups.
 
     Raises:
       TypeError: If the draws or columns are of other classes than the kernel's.
@@ -569,7 +569,7 @@ class SampledRun:
 
         Args:
           delta: The delta for normal numbers: above 0, below 1, and less the share that composing
-          loses.
+            loses.
 
         Returns:
           The epsilon; infinity if nothing is proved.
@@ -589,7 +589,7 @@ class SampledRun:
 
         Args:
           epsilon: The epsilon that the grid of losses is fine enough for; the grid is coarser if
-          there is little noise.
+            there is little noise.
           coarser: The factor by which the interval of the grid is larger than that epsilon needs.
         """
         draws: Any = self.draws
