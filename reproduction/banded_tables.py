@@ -29,9 +29,9 @@ _SINGLE = SingleParticipation()
 _NUM_ROUNDS = 2052
 _EPOCHS = FixedEpochOrder(6, 342)
 _APART = MinSeparation(342, 6)
-# Each row has two sensitivities, for one participation and for participations at least 342 rounds
-# apart, both divided by the sensitivity for (6, 342), and then the errors (A) and (B), both divided
-# by the least.
+# Printed Table 2. Each row has two sensitivities, for one participation and for participations at
+# least 342 rounds apart, both divided by the sensitivity for six participations exactly 342 rounds
+# apart; and then the errors (A) and (B), both divided by the least error of (A).
 _TABLE = {
     "tree, full": ("0.32", "1.00", "1.53", "1.53"),
     "identity (DP-SGD)": ("0.41", "1.00", "9.63", "9.63"),
@@ -39,7 +39,7 @@ _TABLE = {
     "banded 128, equal norms": ("0.41", "1.00", "1.27", "1.27"),
     "banded 342": ("0.52", "1.04", "1.04", "1.08"),
     "banded 342, equal norms": ("0.41", "1.00", "1.05", "1.05"),
-    # Its (A) is the least, 1.00 by definition.
+    # The error (A) of multi-epoch MF is the least, so that it is 1.00 by definition.
     "multi-epoch": ("0.50", "<=1.15", None, "1.15"),
     "multi-epoch, equal norms": ("0.41", "<=1.13", "1.01", "1.14"),
 }
@@ -52,10 +52,10 @@ _QUANTITIES = (
 
 
 def multi_epoch(workspace: Workspace, equal_column_norms: bool) -> Factorization:
-    """Returns multi-epoch MF of Table 2: the optimum for six participations 342 rounds apart.
+    """Returns Table 2's multi-epoch MF, the optimum for six participations 342 rounds apart.
 
     Args:
-      workspace: Where it is cached.
+      workspace: Where the factorization is cached.
       equal_column_norms: Whether the columns of C have to have equal norms.
 
     Returns:
@@ -66,7 +66,7 @@ def multi_epoch(workspace: Workspace, equal_column_norms: bool) -> Factorization
 
 
 def table(workspace: Workspace) -> Outcome:
-    """Computes Table 2.
+    """Computes BandMF's Table 2, the sensitivities and errors of mechanisms for six epochs.
 
     Args:
       workspace: Where factorizations are cached.
@@ -176,15 +176,15 @@ def tree(workspace: Workspace, num_rounds: int) -> Outcome:
     """
     del workspace
     factorization = factorizations.tree_aggregation(num_rounds, "full")
-    # A row for each node, children before parents.
+    # The strategy matrix of a full tree: a row for each node, children before parents.
     sizes = [1 << height for height in range(num_rounds.bit_length())]
     stops = [(stop, size) for stop in range(1, num_rounds + 1) for size in sizes if not stop % size]
     rounds = np.arange(num_rounds)
     strategy = np.array([(rounds < stop) & (rounds >= stop - size) for stop, size in stops], float)
     workload = workloads.prefix_sum(num_rounds)
     by_numpy = workload @ np.linalg.pinv(strategy)
-    # The recursion's noise has the distribution of the pseudo-inverse's, in n columns instead of
-    # 2 n - 1.
+    # The library's recursion has n columns of noise, the pseudo-inverse 2 n - 1: compare
+    # covariances, which determine the distribution of the noise.
     covariance = factorization.noising_matrix() @ factorization.noising_matrix().T
     difference = np.max(np.abs(workload @ covariance @ workload.T - by_numpy @ by_numpy.T))
     row = Row(
@@ -201,7 +201,7 @@ def tree(workspace: Workspace, num_rounds: int) -> Outcome:
 
 
 _DELTA = 1e-6
-# Table 4, by epsilon: DP-SGD, single-epoch MF, tree and BandMF; multi-epoch MF.
+# Printed Table 4: noise multipliers by epsilon, in the order of _MECHANISMS below.
 _WITHOUT_AMPLIFICATION = {
     1: ("4.22468", "4.22468", "4.22468", "4.22468", "4.76079"),
     2: ("2.23048", "2.23048", "2.23048", "2.23048", "2.51352"),
@@ -210,8 +210,8 @@ _WITHOUT_AMPLIFICATION = {
     16: ("0.36861", "0.36861", "0.36861", "0.36861", "0.41539"),
 }
 _MECHANISMS = ("DP-SGD", "single-epoch MF", "tree, full", "BandMF", "multi-epoch MF")
-# Table 5, by epsilon: amplified DP-SGD; multi-epoch MF; amplified BandMF, and its bands (2052
-# of them at epsilon 16: no amplification).
+# Printed Table 5, by epsilon: the noise multipliers of amplified DP-SGD, multi-epoch MF and
+# amplified BandMF, and BandMF's number of bands (at epsilon 16 all 2052: no amplification).
 _WITH_AMPLIFICATION = {
     1: ("0.37313", "4.22468", "0.79118", 9),
     2: ("0.30481", "2.23048", "0.64708", 18),
@@ -227,7 +227,7 @@ _OTHER_MATRIX = (
 )
 _MISPRINTS = {"0.65293": "the table prints 0.65294 for the same noise in three other rows"}
 _ALL_USERS = 342_477
-# All printed amplified multipliers turn out to be for this many clients of a round.
+# The number of clients per round that all printed amplified noise multipliers turn out to be for.
 _CLIENTS_OF_PRINTED = 1001
 
 
@@ -287,9 +287,10 @@ def table_5(workspace: Workspace) -> Outcome:
 
 
 def _other_sampling(workspace: Workspace, epsilon: float, num_bands: int, printed: str) -> str:
-    """Which sampling gives a printed multiplier, if the one that fits all of them does."""
+    """Explains a printed noise multiplier that differs by the sampling of the paper's code."""
     of_all = _amplified(workspace, epsilon, num_bands, _ALL_USERS)
-    # The paper's code for this (App. E.3) has groups of floor(m / b) users.
+    # The paper's code for amplification (App. E.3) divides m users into groups of floor(m / b)
+    # users.
     group = _ALL_USERS // num_bands
     other = _amplified(workspace, epsilon, num_bands, group * num_bands, _CLIENTS_OF_PRINTED)
     found = "not explained"
@@ -322,12 +323,13 @@ def _amplified(
     # If clients are sampled from groups, the noise multiplier depends on no entry of the matrix.
     matrix, cache = identity(_NUM_ROUNDS), workspace.cache_directory
     mechanism = planning.calibrated(matrix, scheme, epsilon, _DELTA, cache)
-    # Relative to one participation; six of them, orthogonal, have sqrt(6) times its norm.
+    # The table's multipliers are relative to the sensitivity of six orthogonal participations,
+    # which is sqrt(6) times that of one participation.
     return mechanism.noise_multiplier / math.sqrt(_MOST)
 
 
 def _epsilon_of(rho: float, delta: float) -> float:
-    """Epsilon for real normal numbers, as in the paper: no tail is charged to delta."""
+    """Returns epsilon for real-valued Gaussian noise, as in the paper, with no tail charged."""
     return accounting.exact_epsilon(accounting.noise_multiplier_of_zcdp(rho), delta)
 
 

@@ -1,4 +1,4 @@
-"""BandMF (Choquette-Choo et al.): Table 3 and Figs. 4 and 9, amplified and other noise."""
+"""Computes BandMF's Table 3 and Figs. 4 and 9, the best numbers of bands with amplification."""
 
 import concurrent.futures
 import dataclasses
@@ -39,7 +39,7 @@ from reproduction.experiment import (
 
 @dataclasses.dataclass(frozen=True)
 class BandChoice:
-    """A number of bands, with its noise and its error.
+    """One candidate for the number of bands, with the noise that it needs and its error.
 
     Attributes:
       num_bands: b.
@@ -93,7 +93,7 @@ def compare(
 
 
 def best(choices: Sequence[BandChoice]) -> BandChoice:
-    """Returns the choice of least error, with the fewest bands among equals.
+    """Returns the choice of least error; among equal errors, that with the fewest bands.
 
     Args:
       choices: At least one.
@@ -109,8 +109,9 @@ def banded_matrix(
 ) -> Factorization:
     """Returns the banded factorization of least error for the prefix sum, of equal column norms.
 
-    It is the same for all schemas of at least as large a separation. Its squared error is
-    certified to be within ``catalogue.RELATIVE_GAP_OF_PLANS`` of the smallest: 0.05 % of an error.
+    The matrix is the same for all schemas with a separation of at least ``num_bands``. Its squared
+    error is certified to be within ``catalogue.RELATIVE_GAP_OF_PLANS`` of the smallest: 0.05 % of
+    an error.
 
     Args:
       num_rounds: n.
@@ -127,14 +128,17 @@ def banded_matrix(
 _DELTA = 1e-6
 _EPSILONS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, 8.0, 16.0)
 _EPOCHS = tuple(2**i for i in range(11))
-# A batch; only its share of the population counts, which follows from the epochs.
+# Any batch size would do: only its share of the population matters, and that follows from the
+# epochs.
 _CLIENTS_PER_ROUND = 64
 _NUM_ROUNDS = 1024
-# From this number of searches on, starting processes for them saves time.
+# The least number of noise multipliers for which starting several processes saves time.
 _WORTH_PROCESSES = 20
-# Errors that differ by less are decided by the last digits of an accountant.
+# A relative difference of two errors below which the accountants' last digits decide which is
+# smaller.
 _NEAR_TIE = 5e-3
-# Table 3: the best number of bands by epsilon (rows) and epochs 1, 2, 4, ..., 1024.
+# Printed Table 3: the best number of bands by epsilon (rows) and epochs 1, 2, 4, ..., 1024
+# (columns).
 _BANDS = {
     1 / 32: (2, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1),
     1 / 16: (4, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1),
@@ -147,18 +151,19 @@ _BANDS = {
     8.0: (1024, 512, 256, 32, 16, 8, 4, 2, 2, 1, 1),
     16.0: (1024, 512, 256, 128, 64, 32, 8, 4, 4, 2, 1),
 }
-# A ratio that is almost one.
+# The largest ratio of two errors that counts as almost one.
 _ALMOST = 1.1
-# The largest relative gap of an optimum that counts as certified; gaps are of squared errors.
+# The largest relative optimality gap, in squared error, with which an optimum counts as certified.
 _CERTIFIED = 1e-2
-# Evaluations of a search for the optimum of returning clients: a minute or two at n = 1024.
+# The most evaluations in a search for the optimum for returning clients: a minute or two at n =
+# 1024.
 _MOST_EVALUATIONS = 200
-# CIFAR-10 as App. H has it: 20 epochs over 50,000 examples in batches of 500.
+# The CIFAR-10 setting of BandMF App. H: 20 epochs over 50,000 examples in batches of 500.
 _IMAGE_ROUNDS, _IMAGE_EPOCHS, _NUM_IMAGES, _IMAGE_BATCH = 2000, 20, 50_000, 500
 _IMAGE_DELTA = 1e-5
 _IMAGE_BANDS = (1, 2, 4, 8, 16, 32, 64, 100)
 _IMAGE_EPSILONS = (0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
-# The data besides the cells for a figure of privacy targets by epochs.
+# The data, in addition to its cells, of a figure of privacy targets by epochs.
 _AXES: Data = {
     "num_rounds": _NUM_ROUNDS,
     "delta": _DELTA,
@@ -169,12 +174,13 @@ _AXES: Data = {
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One privacy target and number of epochs.
+    """One cell of Table 3, for a privacy target and a number of epochs.
 
     Attributes:
       epsilon: The privacy target, at delta 1e-6.
       epochs: k.
-      choices: What each power of two of bands costs, amplified; one band is DP-SGD.
+      choices: The noise and error of each power of two of bands, with amplification; one band is
+        DP-SGD.
     """
 
     epsilon: float
@@ -188,7 +194,7 @@ class Cell:
 
     @property
     def independent_noise(self) -> float:
-        """The error of DP-SGD, amplified, times the clients per round."""
+        """The error of amplified DP-SGD, times the clients per round."""
         (one,) = (choice for choice in self.choices if choice.num_bands == 1)
         return one.effective_rmse * _CLIENTS_PER_ROUND
 
@@ -196,7 +202,7 @@ class Cell:
 def cells(
     workspace: Workspace, epsilons: Sequence[float], epochs: Sequence[int], num_rounds: int
 ) -> list[Cell]:
-    """Computes the error of each number of bands, for all pairs of targets and epochs.
+    """Computes the cells of Table 3, the error of each number of bands by target and epochs.
 
     Args:
       workspace: Where factorizations and noise multipliers are cached.
@@ -239,7 +245,7 @@ def cells(
 
 
 def _errors(workspace: Workspace, num_rounds: int, candidates: Sequence[int]) -> dict[int, float]:
-    """The RMSE of the banded matrix with each number of bands."""
+    """Returns the RMSE of the optimal banded matrix for each number of bands."""
     bar = ProgressBar(candidates, desc="matrices", disable=not workspace.show_progress)
     cache, schema = workspace.cache_directory, SingleParticipation()
     return {each: banded_matrix(num_rounds, each, cache).rmse(num_rounds, schema) for each in bar}
@@ -258,7 +264,7 @@ def _scheme(num_rounds: int, num_bands: int, population: int) -> SamplingScheme:
 def noise_multipliers(
     workspace: Workspace, targets: Sequence[tuple[SamplingScheme, float, float]]
 ) -> list[float]:
-    """Returns noise multipliers, computed on all processors.
+    """Returns noise multipliers for privacy targets under sampling, computed on all processors.
 
     Args:
       workspace: Where they are cached.
@@ -276,7 +282,7 @@ def noise_multipliers(
     )
     if len(targets) < _WORTH_PROCESSES:
         return list(progress(map(compute, targets)))
-    # Threads of a linear-algebra library do not survive a fork.
+    # New processes are spawned: a linear-algebra library's threads do not survive a fork.
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool:
         return list(progress(pool.map(compute, targets)))
@@ -351,7 +357,7 @@ def multi_epoch_errors(
             continue
         schema = FixedEpochOrder(k, num_rounds // k)
         with warnings.catch_warnings():
-            # The note lists the optima that did not converge.
+            # No warning for a search that did not converge: the note lists these optima.
             warnings.simplefilter("ignore", factorizations.NotConvergedWarning)
             best = workspace.optimum(workload, schema, max_evaluations=_MOST_EVALUATIONS)
         errors[k] = best.rmse(workload, schema)
@@ -391,7 +397,7 @@ def ratios(workspace: Workspace, against: str) -> Outcome:
     where = f"n = {_NUM_ROUNDS}, all epsilons and epochs"
     smallest, largest = float(np.min(grid)), float(np.max(grid))
     if against == "BandMF":
-        # One of the numbers of bands is one, so that the ratio cannot be below one.
+        # DP-SGD is BandMF with one band, one of the choices, so that the ratio cannot be below one.
         rows = [
             Row(where, "smallest ratio", None, smallest, "DP-SGD is among the choices"),
             Row(where, "largest ratio", None, largest),
@@ -448,7 +454,7 @@ def by_epochs(workspace: Workspace) -> Outcome:
     found = cells(workspace, (1.0,), _EPOCHS, _NUM_ROUNDS)
     multiplier = accounting.noise_multiplier(1.0, _DELTA)
     errors, of_errors = multi_epoch_errors(workspace, _EPOCHS, _NUM_ROUNDS)
-    # For k epochs at a fixed number of rounds n, a batch is k / n of the data.
+    # With k epochs in n rounds, a batch is a share k / n of the data.
     shares = np.array(_EPOCHS) / _NUM_ROUNDS
     curves = {
         "DP-SGD, amplified": np.array([cell.independent_noise for cell in found]) / shares,
@@ -512,7 +518,7 @@ def ratios_for_images(workspace: Workspace) -> Outcome:
         for epsilon in _IMAGE_EPSILONS
         for num_bands in _IMAGE_BANDS
     ]
-    # The multipliers by epsilon and by bands.
+    # Noise multipliers, with a row for each epsilon and a column for each number of bands.
     multipliers = np.reshape(noise_multipliers(workspace, targets), (len(_IMAGE_EPSILONS), -1))
     errors = list(_errors(workspace, _IMAGE_ROUNDS, _IMAGE_BANDS).values())
     for epsilon, of_bands in zip(_IMAGE_EPSILONS, multipliers * errors, strict=True):
@@ -521,7 +527,7 @@ def ratios_for_images(workspace: Workspace) -> Outcome:
         over_sgd.append(best / float(of_bands[0]))
         without = multi_epoch * accounting.noise_multiplier(epsilon, _IMAGE_DELTA)
         over_multi_epoch.append(best / without)
-    # BandMF is not worse at any target before this one.
+    # The first target at which BandMF is worse than multi-epoch MF.
     first_worse = next(
         (place for place, ratio in enumerate(over_multi_epoch) if ratio > 1.0),
         len(over_multi_epoch),

@@ -1,4 +1,4 @@
-"""Configurations of training comparisons: a mechanism at a privacy target, as flags of a run.
+"""Configurations to train and compare, each a mechanism at a privacy target, as flags of a run.
 
 Every configuration can be trained at the papers' size, and at one that fits a small machine.
 """
@@ -28,14 +28,15 @@ STACKOVERFLOW = "stackoverflow"
 CIFAR10 = "cifar10"
 DATASETS = (DOCSTRINGS, STACKOVERFLOW, CIFAR10)
 
-# The papers' mechanisms, named after the ways to make their matrices.
+# Kinds of mechanisms in the papers, each named after the way in which its matrix is made.
 IDENTITY = "identity"
 TREE_ONLINE = "tree_online"
 TREE_FULL = "tree_full"
 SINGLE_EPOCH = "single_epoch"
 TRAINING_OPTIMUM = "training_optimum"
 MULTI_EPOCH = "multi_epoch"
-# The same matrix with the noise that suffices for clients in one fixed order, epoch by epoch.
+# The matrix of MULTI_EPOCH, with the smaller noise that suffices if clients come in the same order
+# in every epoch.
 MULTI_EPOCH_FIXED_ORDER = "multi_epoch_fixed_order"
 BANDED = "banded"
 AMPLIFIED_IDENTITY = "amplified_identity"
@@ -43,7 +44,7 @@ AMPLIFIED_BANDED = "amplified_banded"
 
 _AMPLIFIED = (AMPLIFIED_IDENTITY, AMPLIFIED_BANDED)
 _SINGLE_PASS = (SINGLE_EPOCH, TRAINING_OPTIMUM)
-# BandMF App. I: the logarithm of the best rate falls by this times that of the effective RMSE.
+# The slope of BandMF App. I: log(best learning rate) over log(effective RMSE).
 _RATE_SLOPE = -0.95
 
 
@@ -63,10 +64,10 @@ class Setting:
       learning_rate: The server's for BandMF at epsilon 8: the paper's, or what is good here.
       momentum: The server's.
       flags: What all runs share.
-      simulated_clients: How many stand for the clients of a round; None for all of them, and
-        for sampled batches, which cannot be stood for.
-      command: What trains.
-      reference: The setting in which that learning rate is good; None for this one.
+      simulated_clients: The number of clients that stand for the clients of a round; None if all
+        take part, and for sampled batches.
+      command: The command that trains.
+      reference: The setting in which ``learning_rate`` is good; None for this one.
       reference_kind: Whose learning rate it is: BandMF's, amplified or not.
     """
 
@@ -88,16 +89,16 @@ class Setting:
 
     @property
     def has_paper_rates(self) -> bool:
-        """Whether the papers print learning rates, noise and bands for it."""
+        """Whether the papers print learning rates, noise and bands for this setting."""
         return self.dataset == STACKOVERFLOW
 
     @property
     def schema(self) -> MinSeparation:
-        """How clients come back."""
+        """The participation schema of clients who come back."""
         return MinSeparation(self.separation)
 
 
-# BandMF: six epochs of StackOverflow, or four of the docstrings.
+# The settings of BandMF: six epochs of StackOverflow, or, scaled down, four of the docstrings.
 _OF_DOCSTRINGS = Setting(
     name="returning",
     dataset=DOCSTRINGS,
@@ -118,7 +119,7 @@ _OF_STACKOVERFLOW = Setting(
     population=342_477,
     clients_per_round=1000,
     separation=342,
-    # 167 of them for 2,052 rounds would be more than there are.
+    # With 167 clients a round, 2,052 rounds would need more clients than there are.
     clients_of_single_pass=166,
     delta=1e-6,
     learning_rate=1.0,
@@ -126,7 +127,8 @@ _OF_STACKOVERFLOW = Setting(
     simulated_clients=100,
 )
 RETURNING: Mapping[str, Setting] = {DOCSTRINGS: _OF_DOCSTRINGS, STACKOVERFLOW: _OF_STACKOVERFLOW}
-# Denisov et al.: a single pass, at constant learning rates unless a configuration says otherwise.
+# The settings of Denisov et al.: a single pass, at constant learning rates unless a configuration
+# says otherwise.
 SINGLE_PASS: Mapping[str, Setting] = {
     DOCSTRINGS: dataclasses.replace(
         _OF_DOCSTRINGS,
@@ -143,7 +145,7 @@ SINGLE_PASS: Mapping[str, Setting] = {
         clients_per_round=100,
         separation=2048,
         clients_of_single_pass=100,
-        # Zeroing came with later work; no coordinate is that large.
+        # Denisov et al. do not zero large updates: with this norm none is zeroed.
         flags=("--server_warmup=0", "--server_cooldown=0", "--zeroing_norm=1e9"),
         simulated_clients=None,
     ),
@@ -166,7 +168,8 @@ _OF_DIGITS = Setting(
 )
 CENTRALISED: Mapping[str, Setting] = {
     DOCSTRINGS: _OF_DIGITS,
-    # 20 epochs, App. H; the learning rate is the command's, because the paper prints none.
+    # BandMF App. H: 20 epochs. The learning rate is run-cifar10's default, because the paper prints
+    # none.
     CIFAR10: dataclasses.replace(
         _OF_DIGITS,
         dataset=CIFAR10,
@@ -189,17 +192,17 @@ class Configuration:
     """One mechanism at one privacy target.
 
     Attributes:
-      label: The paper's name of it, in rows and legends.
-      kind: What makes its matrix: one of this module's constants.
+      label: The paper's name of the configuration, in rows and legends.
+      kind: The kind of its mechanism, one of this module's constants.
       epsilon: The target, at the setting's delta.
-      paper_rate: The server learning rate that the paper found for it.
+      paper_rate: The server learning rate that the paper found for the configuration.
       printed: The paper's test accuracy in percent; None where none is printed.
       flags: More flags, at any size.
       paper_flags: More flags at the papers' size.
-      paper_noise_multiplier: What fixes the noise at the papers' size, where their epsilon is
-        of a looser accountant; None if epsilon does.
+      paper_noise_multiplier: The noise multiplier at the papers' size, if their epsilon is of a
+        looser accountant; None if epsilon determines the noise.
       paper_bands: The bands that the paper chose, of an amplified configuration.
-      rate_factor: What the learning rate is multiplied by.
+      rate_factor: A factor of the learning rate.
     """
 
     label: str
@@ -215,7 +218,7 @@ class Configuration:
 
     @property
     def name(self) -> str:
-        """The name of its directories and files."""
+        """The name of the configuration's directories and files."""
         words = "".join(letter if letter.isalnum() else " " for letter in self.label.lower())
         factor = "" if self.rate_factor == 1.0 else f"_rate_{self.rate_factor:.3g}"
         return f"{'_'.join(words.split())}_epsilon_{self.epsilon:g}{factor}"
@@ -254,7 +257,7 @@ def num_bands(configuration: Configuration, setting: Setting, workspace: Workspa
 def matrix_of(
     configuration: Configuration, setting: Setting, workspace: Workspace
 ) -> Factorization:
-    """Returns the matrix of a configuration.
+    """Returns the factorization that a configuration's mechanism uses.
 
     Args:
       configuration: The configuration.
@@ -271,7 +274,8 @@ def matrix_of(
         TREE_ONLINE: lambda: factorizations.tree_aggregation(n, "online"),
         TREE_FULL: lambda: factorizations.tree_aggregation(n, "full"),
         SINGLE_EPOCH: lambda: workspace.optimum(workloads.prefix_sum(n)),
-        # This matrix is near enough for a learning rate; the run computes its own.
+        # To choose a learning rate, the optimum for prefix sums is near enough; the run itself
+        # computes the optimum for its training.
         TRAINING_OPTIMUM: lambda: workspace.optimum(workloads.prefix_sum(n)),
         MULTI_EPOCH: lambda: _multi_epoch(setting, workspace),
         MULTI_EPOCH_FIXED_ORDER: lambda: _multi_epoch(setting, workspace),
@@ -303,7 +307,7 @@ def effective_rmse(
     workspace: Workspace,
     workload: np.ndarray | None = None,
 ) -> float:
-    """Returns BandMF Eq. 11: RMSE times noise multiplier over clients per round.
+    """Returns the effective RMSE (BandMF Eq. 11): RMSE times noise over clients per round.
 
     Args:
       configuration: The configuration.
@@ -328,9 +332,9 @@ def effective_rmse(
 def learning_rate(configuration: Configuration, setting: Setting, workspace: Workspace) -> float:
     """Returns the server learning rate of a configuration.
 
-    At the papers' size that is the paper's. Elsewhere it is the rate that was tuned for BandMF
-    at epsilon 8, times the power of the ratio of effective RMSEs that BandMF App. I fits (on
-    StackOverflow, and not rounded here), and at most that rate.
+    At the papers' size, the rate is the paper's. At other sizes, it is the rate tuned for BandMF at
+    epsilon 8, times the power of the ratio of effective RMSEs that BandMF App. I fits (on
+    StackOverflow, and not rounded here), and at most the tuned rate.
 
     Args:
       configuration: The configuration.
@@ -397,7 +401,8 @@ def _noise_flag(configuration: Configuration, setting: Setting, workspace: Works
         return f"--noise_multiplier={configuration.paper_noise_multiplier:g}"
     if configuration.kind != MULTI_EPOCH_FIXED_ORDER:
         return f"--target_epsilon={configuration.epsilon:g}"
-    # A run under timers relates its noise to its own, larger sensitivity.
+    # The noise that suffices for a fixed order is converted: a run under timers takes a noise
+    # multiplier relative to its own, larger sensitivity.
     matrix = matrix_of(configuration, setting, workspace)
     share = matrix.sensitivity(_fixed_order(setting)).value / matrix.sensitivity(setting.schema)
     multiplier = accounting.noise_multiplier(configuration.epsilon, setting.delta) * share
@@ -407,7 +412,7 @@ def _noise_flag(configuration: Configuration, setting: Setting, workspace: Works
 def _checkpoint(
     configuration: Configuration, setting: Setting, place: TrainingPlace, workspace: Workspace
 ) -> pathlib.Path:
-    """Where the configuration's matrix is, for runs in any current directory."""
+    """Saves a configuration's matrix, unless it is there, and returns its absolute path."""
     bands = ""
     if configuration.kind in _AMPLIFIED:
         bands = f"_{num_bands(configuration, setting, workspace).num_bands}_bands"
@@ -422,11 +427,12 @@ def _checkpoint(
     return path
 
 
-# Privacy targets of scaled-down comparisons: noise matters there, and training still works.
+# Epsilons of scaled-down comparisons: small enough for noise to matter, large enough to train.
 _SMALL_TARGETS = (2.0, 8.0)
 _SMALL_TARGETS_OF_SINGLE_PASS = (3.7, 18.9)
 
-# BandMF Table 4: the server's rates and the test accuracies in percent, by epsilon 1, 2, 4, 8, 16.
+# Printed in BandMF Table 4 for epsilons 1, 2, 4, 8, 16: server learning rates, and test accuracies
+# in percent.
 _TARGETS = (1.0, 2.0, 4.0, 8.0, 16.0)
 _FIGURE_5A: Mapping[tuple[str, str], tuple[tuple[Any, ...], ...]] = {
     ("DP-SGD", IDENTITY): (
@@ -450,8 +456,8 @@ _FIGURE_5A: Mapping[tuple[str, str], tuple[tuple[Any, ...], ...]] = {
         ("22.05", "23.19", "24.16", "24.88", "25.41"),
     ),
 }
-# BandMF Table 5, likewise, and the bands of BandMF: at epsilon 16 all of them, without
-# amplification, which is multi-epoch MF.
+# Printed in BandMF Table 5: the same, with amplification, and BandMF's numbers of bands. At epsilon
+# 16 the paper takes all bands, without amplification: multi-epoch MF.
 _FIGURE_1B: Mapping[tuple[str, str], tuple[tuple[Any, ...], ...]] = {
     ("DP-SGD, amplified", AMPLIFIED_IDENTITY): (
         (0.346, 0.346, 0.346, 0.5882, 0.5882),
@@ -467,7 +473,8 @@ _FIGURE_1B: Mapping[tuple[str, str], tuple[tuple[Any, ...], ...]] = {
     ),
 }
 _BANDS_OF_1B = (9, 18, 32, 64)
-# Denisov et al. Table 4: the server's rates, the clients' and momenta, by epsilon.
+# Printed in Denisov et al. Table 4, by epsilon: the server's learning rates, the clients' learning
+# rates, and momenta.
 _EPSILONS_OF_DENISOV = (18.9, 8.2, 3.7, 1.7, 0.8)
 _NOISE_MULTIPLIERS = (0.341, 0.682, 1.364, 2.728, 5.456)
 _DENISOV_2: Mapping[tuple[str, str], tuple[tuple[float, ...], ...]] = {
@@ -492,7 +499,8 @@ _DENISOV_2: Mapping[tuple[str, str], tuple[tuple[float, ...], ...]] = {
         (0.9, 0.95, 0.9, 0.9, 0.0),
     ),
 }
-# BandMF App. H: momentum for all but DP-SGD. Here a higher rate makes up for that.
+# In BandMF App. H all mechanisms but DP-SGD have momentum. Here DP-SGD has a higher learning rate
+# instead.
 _CIFAR10_TARGETS = (0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 8.0)
 _CIFAR10_OF_KIND: Mapping[str, Mapping[str, Any]] = {
     AMPLIFIED_IDENTITY: {
@@ -500,7 +508,8 @@ _CIFAR10_OF_KIND: Mapping[str, Mapping[str, Any]] = {
         "rate_factor": 1.0 / (1.0 - CENTRALISED[CIFAR10].momentum),
     }
 }
-# BandMF's grid of rates has this base; one step down and up from each configuration's rate.
+# The ratio of neighbouring learning rates on BandMF's grid; each configuration's rate is tried one
+# step down and up.
 _RATE_BASE = 1.7
 
 
@@ -614,7 +623,7 @@ def denisov_figure_3(dataset: str) -> tuple[Configuration, ...]:
         "decay": ("--server_cooldown=0.25", "--cooldown=drop"),
         "cool-down": ("--server_cooldown=0.25", "--cooldown=linear"),
     }
-    # Constant rates are those of Fig. 2, and the same runs.
+    # The configurations with constant rates are those of Fig. 2: they share its runs.
     found = [
         configuration
         for configuration in denisov_figure_2(dataset)
@@ -638,7 +647,8 @@ def denisov_figure_3(dataset: str) -> tuple[Configuration, ...]:
         for label, kind in _DENISOV_2:
             add(f"{label}, {schedule}", kind, schedule)
     if dataset == STACKOVERFLOW:
-        # There are 167 clients a round for one pass; the paper does not say for which mechanisms.
+        # The paper also has runs with 167 clients a round, in one pass, but does not say for which
+        # mechanisms.
         for label, kind in list(_DENISOV_2)[2:]:
             more = ("--clients_per_round=167",)
             add(f"{label}, cool-down, 167 clients", kind, "cool-down", more)

@@ -16,15 +16,15 @@ from mf_aggregators import figures
 from reproduction.experiment import Data, Drawing, decode_levels
 from simulations.runs import run_reports
 
-# More curves of training than these are shown in several panels.
+# The most training curves in one panel; more of them are shown in several panels.
 _MOST_CURVES = 6
 
 
 def draw(drawing: Drawing) -> matplotlib.figure.Figure:
-    """Draws a figure.
+    """Draws the figure of an experiment from its data.
 
     Args:
-      drawing: What it shows.
+      drawing: The kind and the data of the figure.
 
     Returns:
       The figure, not yet saved.
@@ -44,7 +44,8 @@ def _one_panel(
     return figure, axes
 
 
-# Figures of one panel of curves: places, values, title, both axes, and which axes are logarithmic.
+# Figures with one panel of curves, by kind: the entries of the data with places and values, the
+# title, the labels of both axes, and the logarithmic axes.
 _CURVES = {
     "rmse by rounds": (
         *("rounds", "rmse", "RMSE of prefix sums, single participation"),
@@ -106,7 +107,7 @@ def _variances_by_round(data: Data) -> matplotlib.figure.Figure:
             title=title,
             x="round",
             y="variance at sensitivity 1",
-            # They jump from round to round.
+            # Lines are solid, because these variances jump from round to round.
             own_styles={name: {**each, "linestyle": "-"} for name, each in chosen.items()},
         )
         axes.set_ylim(bottom=0.0)
@@ -122,7 +123,7 @@ def _losses_by_time(data: Data) -> matplotlib.figure.Figure:
             method: (course["seconds"], course["above_least"])
             for method, course in data["courses"].items()
         },
-        # Each method has a different number of points; all are drawn as plain lines.
+        # Lines have no markers, because each method has another number of points.
         own_styles={name: {**style, "marker": ""} for name, style in styles.items()},
         title=f"Loss of Eq. 2 above the least, prefix sum, n = {data['num_rounds']}",
         x="seconds",
@@ -199,9 +200,9 @@ def _tree(data: Data) -> matplotlib.figure.Figure:
 def _grid(
     data: Data, values: np.ndarray, form: str, title: str, bar: str, reach: tuple[float, float]
 ) -> matplotlib.figure.Figure:
-    """A cell for each privacy target and number of epochs, coloured by the logarithm of its value.
+    """Draws a grid of values by privacy target and epochs, coloured by the value's logarithm.
 
-    Colours diverge around a value of one if ``reach`` does.
+    Colours diverge around a value of one if ``reach`` has values on both sides of one.
     """
     rows, columns = values.shape
     figure, axes = _one_panel((1.9 + 0.52 * columns, 1.4 + 0.34 * rows))
@@ -227,7 +228,7 @@ def _grid(
 
 
 def _text_colour(background: Sequence[float]) -> str:
-    """Black or white, the one with the larger contrast (WCAG 2.1), at least 4.5."""
+    """Returns black or white as text colour, the one with the larger contrast (WCAG 2.1)."""
     parts = np.asarray(background[:3], float)
     linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
     luminance = float(linear @ (0.2126, 0.7152, 0.0722))
@@ -344,7 +345,7 @@ def _with_intervals(
     mechanisms: Sequence[tuple[Data, Sequence[float]]],
     chosen: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, tuple[Sequence[float], Sequence[float]]]:
-    """Draws the intervals of mechanisms at their places; returns the curves of their means."""
+    """Draws each mechanism's intervals at its places; returns the curves of mean accuracies."""
     for each, places in mechanisms:
         widths = [width or 0.0 for width in each["half_widths"]]
         colour = chosen[each["label"]]["color"]
@@ -353,14 +354,14 @@ def _with_intervals(
 
 
 def _beside(epsilons: Sequence[float], place: int, number: int) -> list[float]:
-    """Where a curve's points are, so that intervals of several do not hide each other."""
+    """Returns a curve's epsilons, shifted a little so that intervals do not hide each other."""
     return [epsilon * 1.03 ** (place - (number - 1) / 2) for epsilon in epsilons]
 
 
 def _styles_of_configurations(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Styles by label: many configurations look alike if their schedules alone differ.
+    """Returns line styles by label; if there are many labels, schedules do not affect the style.
 
-    Such configurations share no panel.
+    Configurations that differ in their schedules alone then look alike, but share no panel.
     """
     if len(set(labels)) <= _MOST_CURVES:
         return figures.styles(labels)
@@ -372,7 +373,7 @@ def _styles_of_configurations(labels: Sequence[str]) -> dict[str, dict[str, Any]
 def _groups(
     configurations: Sequence[Data],
 ) -> list[tuple[str, list[Data]]]:
-    """Configurations to show in one panel each: all if they are few, else one schedule's."""
+    """Divides configurations among panels, by schedule if there are many of them."""
     if len(configurations) <= _MOST_CURVES:
         return [("", list(configurations))] if configurations else []
     found: dict[str, list[Data]] = {}

@@ -1,4 +1,4 @@
-"""Experiments: a table or figure of a paper, and how to compute it again."""
+"""Defines an experiment, a table or figure of a paper to be computed again, and its results."""
 
 import base64
 import dataclasses
@@ -21,7 +21,7 @@ BANDMF = "Choquette-Choo et al.: (Amplified) Banded Matrix Factorization"
 DENISOV = "Denisov et al.: Improved DP for SGD on Adaptive Streams"
 MCMAHAN = "McMahan, Rush, Thakurta: Private Online Prefix Sums"
 
-# The data of a figure, as JSON.
+# The data of a figure, as JSON-able values.
 Data: TypeAlias = Mapping[str, Any]
 
 AGREES = "agrees"
@@ -32,15 +32,15 @@ NOT_PRINTED = "not printed"
 
 _UNEXPLAINED = "not explained"
 
-# A bound may be printed in place of a number.
+# Matches a printed number, or a printed bound on a number.
 _PATTERN = re.compile(r"(<=|>=)?\s*(-?\d+(?:\.\d+)?(?:e-?\d+)?)")
-# Half a digit is not exact in float64.
+# A relative tolerance for half of the last digit, which is not exact in float64.
 _SLACK = 1e-9
 
 
 @dataclasses.dataclass(frozen=True)
 class PrintedValue:
-    """A number with its printed digits, or a bound.
+    """Number as a paper prints it, with the precision of its digits; or a printed bound.
 
     Attributes:
       relation: ``=``, ``<=`` or ``>=``: how the computed number must compare with it.
@@ -68,7 +68,7 @@ class PrintedValue:
 
 
 def parse_printed(text: str) -> PrintedValue:
-    """Reads a printed number.
+    """Parses a number or a bound, as a paper prints it.
 
     Args:
       text: A decimal number with the digits that were printed, after ``<=`` or ``>=`` if
@@ -90,7 +90,7 @@ def parse_printed(text: str) -> PrintedValue:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One number, with the printed one or the paper's words about it.
+    """One computed number, with the number that the paper prints, or its claim in words.
 
     Attributes:
       row: Where in the table or figure: its row, or its curve and point.
@@ -99,7 +99,7 @@ class Row:
       ours: What was computed.
       reason: For a number that differs, why; for one that was not printed, what it shows.
       claim: What the paper says, in our words, where it prints no number.
-      holds: Whether ours is as the claim says.
+      holds: Whether our number is as the claim says.
       experiment: The experiment's name, which the command fills in.
     """
 
@@ -114,7 +114,7 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        """The verdict on the printed number or on the claim in words, or that there is neither."""
+        """The verdict of comparing our number with the paper's number or claim, if there is one."""
         if self.printed is not None:
             agrees = parse_printed(self.printed).agrees(self.ours)
             return AGREES if agrees else DIFFERS
@@ -124,12 +124,12 @@ class Row:
 
     @property
     def paper(self) -> float | None:
-        """The printed number."""
+        """The number that the paper prints."""
         return None if self.printed is None else parse_printed(self.printed).value
 
     @property
     def relative_difference(self) -> float | None:
-        """(ours - paper) / paper; None where nothing, or zero, was printed."""
+        """The relative difference (ours - paper) / paper; None if nothing or zero is printed."""
         return (self.ours - self.paper) / self.paper if self.paper else None
 
     @property
@@ -161,7 +161,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Drawing:
-    """The data of a figure. Drawing it is no part of an experiment: ``drawings`` does it.
+    """The data of an experiment's figure, which ``drawings`` draws.
 
     Attributes:
       kind: Which figure it is, by the names of ``drawings``.
@@ -189,7 +189,7 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True)
 class TrainingPlace:
-    """Where and how comparisons train.
+    """Where and how training comparisons run: directory, data set, repetitions, workers, targets.
 
     Attributes:
       directory: Where runs go; what is there is resumed.
@@ -359,7 +359,7 @@ class Experiment:
 
 
 def for_drawing(values: Sequence[float] | np.ndarray) -> list[float]:
-    """Returns numbers with the six digits that no figure shows more of.
+    """Returns numbers rounded to six digits, which is enough for a figure.
 
     Args:
       values: (m,) numbers.
@@ -378,16 +378,16 @@ def with_interval(mean: float, half_width: float | None) -> str:
     return f"{mean:.2f}" + (f" ± {half_width:.2f} (95 %)" if has_interval else "")
 
 
-# Certified gaps of squared errors, far below the digits that papers print: four and more of
-# single participation, three where clients return.
+# Certified relative gaps of squared errors, far below the papers' printed digits: these are four or
+# more for single participation, and three for clients that return.
 _RELATIVE_GAP = 1e-6
 _RELATIVE_GAP_OF_RETURNS = 5e-4
-# A result stores each entry as one of 255 levels, in few bytes of text.
+# A result stores each matrix entry as one of 255 levels, -127 to 127, to take few bytes of text.
 _MOST_LEVEL = 127
 
 
 def encode_levels(matrix: np.ndarray) -> Data:
-    """Returns a matrix by levels of its largest magnitude.
+    """Encodes a matrix compactly, each entry as a multiple of 1/127 of the largest magnitude.
 
     Args:
       matrix: (rows, columns) finite floats.
@@ -402,7 +402,7 @@ def encode_levels(matrix: np.ndarray) -> Data:
 
 
 def decode_levels(encoded: Data) -> np.ndarray:
-    """Returns the matrix that :func:`encode_levels` encoded.
+    """Decodes a matrix that :func:`encode_levels` encoded.
 
     Args:
       encoded: The shape, the largest magnitude, and levels of one byte, deflated, in base64.

@@ -1,4 +1,4 @@
-"""Fashion-MNIST for a small model: histograms of an image's gradients. Each image is a client."""
+"""Fashion-MNIST as a task for a small model on gradient histograms; each image is a client."""
 
 import functools
 
@@ -11,11 +11,12 @@ from simulations.training.federated_task import Images
 DATASET = "fashion-mnist"
 
 _POPULATION = 60_000
-# The first test images, which choose the learning rate; accuracies are of the others.
+# How many test images (the first ones) are held out to choose the learning rate; test accuracies
+# are measured on the other test images.
 _NUM_HELDOUT = 2_000
 
-# The features: the side of a cell in pixels, the number of directions of gradients, and the norm of
-# an image's features.
+# Parameters of the image features: the side of a cell in pixels, the number of gradient directions,
+# and the norm that an image's features are scaled to.
 _CELL, _DIRECTIONS, _NORM = 7, 8, 3.0
 
 
@@ -49,7 +50,7 @@ def features(pixels: np.ndarray) -> np.ndarray:
     cells = len(image), 28 // _CELL, _CELL, 28 // _CELL, _CELL
     sums = np.stack([each.reshape(cells).sum((2, 4)) for each in (*maps, 0.5 * image)], axis=-1)
     found = np.sqrt(sums).reshape(len(image), -1)
-    # A black image has no gradients.
+    # Do not divide by zero: a black image has no gradients.
     norms = np.maximum(np.linalg.norm(found, axis=1, keepdims=True), np.float32(1e-6))
     return np.hstack([_NORM * found / norms, np.ones_like(norms)]).astype(np.float32)
 
@@ -62,7 +63,7 @@ def _labelled_features(images: Images) -> Images:
 
 
 class _ImageClients:
-    """Images of one example each, by their features; see ``small_models.Task``."""
+    """Clients with one image each, as features; see ``small_models.Task``."""
 
     def __init__(self, train: Images, test: Images) -> None:
         self._train = _labelled_features(train)
@@ -119,9 +120,11 @@ _TASK = small_models.Task(
     population=_POPULATION,
     cohort=500,
     epochs=2,
-    # Below 60,000^-1.1 = 5.56e-6, which the package correlated-noise-mechanism has on these images.
+    # Delta is below 60,000^-1.1 = 5.56e-6, the delta of the package correlated-noise-mechanism for
+    # this data set.
     delta=5.5e-6,
-    # The best of 5, 8.5, 14.5, 24.6 and 41.8 on held-out images, by three runs of each.
+    # The learning rate is the best of 5, 8.5, 14.5, 24.6 and 41.8 on held-out images, by three runs
+    # of each.
     tuned_rate=24.6,
     model="Logistic regression of 1,450 parameters on fixed features",
     public_data="none: the features of an image are a fixed function of it",

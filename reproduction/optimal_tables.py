@@ -1,8 +1,8 @@
 """Tables and figures on optimal factorizations for a single pass.
 
-They are those of McMahan, Rush and Thakurta, Private Online Prefix Sums via Optimal Matrix
-Factorizations, whose Table 1 Denisov et al. print again, and of Denisov et al., Improved DP for SGD
-via Optimal Private Linear Operators on Adaptive Streams.
+The tables and figures are from two papers: McMahan, Rush and Thakurta, Private Online Prefix Sums
+via Optimal Matrix Factorizations; and Denisov et al., Improved DP for SGD via Optimal Private
+Linear Operators on Adaptive Streams, which prints the former's Table 1 again.
 """
 
 import functools
@@ -31,8 +31,8 @@ from reproduction.experiment import (
 from reproduction.papers_optimum import Iterates
 
 _SINGLE = SingleParticipation()
-# n: the printed total errors of the online tree, the optimum and its structured approximation,
-# and the latter's diagonals and rank.
+# The printed table, by the number of rounds n: total errors of the online tree, of the optimum and
+# of its structured approximation, and (diagonals, rank) of the approximation.
 _TABLE = {
     256: ("74.4", "40.4", "40.4", (4, 4)),
     512: ("116.5", "62.0", "62.2", (5, 4)),
@@ -48,7 +48,7 @@ _LOWER = (
 
 
 def table(workspace: Workspace, sizes: Sequence[int]) -> Outcome:
-    """Computes the table of total errors.
+    """Computes the table of total errors of tree, optimum and structured approximation.
 
     Args:
       workspace: Where factorizations are cached.
@@ -102,9 +102,10 @@ def table(workspace: Workspace, sizes: Sequence[int]) -> Outcome:
 
 
 def _variances(factorization: Factorization, workload: Any) -> FloatArray:
-    """Per-round variances; of trees with noise that is scaled to the matrix of nodes, as printed.
+    """Returns each round's variance; trees' noise is scaled to the matrix of nodes, as printed.
 
-    The library scales noise to the square C of the rows that are drawn, which needs 7 % less.
+    The library itself scales a tree's noise to the square matrix C of the rows that are drawn,
+    which needs 7 % less noise.
     """
     if factorization.mechanism == "tree":
         return factorization.num_rounds.bit_length() * factorization.squared_decoder_rows(workload)
@@ -112,7 +113,7 @@ def _variances(factorization: Factorization, workload: Any) -> FloatArray:
 
 
 def _unfinished(printed: str, ours: float, iterates: Iterates) -> str | None:
-    """Explains a printed error above the optimum by an iterate that has the same error."""
+    """Explains a printed error above the optimum by an iterate of a search with this error."""
     step = iterates.first_with(float(printed))
     if step is None or ours > float(printed):
         return None
@@ -167,19 +168,20 @@ def variances(workspace: Workspace, num_rounds: int) -> Outcome:
     return Outcome(tuple(rows), Drawing("variances by round", {"panels": panels}))
 
 
-# Denisov et al. print the table again.
+# The title is used twice, because Denisov et al. print this table again.
 _TITLE = "Total error of the tree, the optimum and its structured approximation"
 
 
-# Fig. 1 does not print its momentum legibly: the largest of the paper's grid (Table 3).
+# The momentum of Fig. 1, where it is not legible: we take the largest of the paper's grid (Table
+# 3).
 _MOMENTUM = 0.95
-# Tables 3 and 4: the grid's noise multipliers, and the epsilons at delta 1e-6.
+# Printed in Tables 3 and 4 of Denisov et al.: noise multipliers, and their epsilons at delta 1e-6.
 _EPSILONS = {"0.341": "18.9", "0.682": "8.2", "1.364": "3.7", "2.728": "1.7", "5.456": "0.8"}
 _DELTA = 1e-6
 _FIXED_POINT = "fixed point"
-# Rows and columns of a matrix that a figure shows.
+# The most rows and columns of a matrix that a figure shows.
 _MOST_DRAWN = 256
-# How near to the least loss methods are timed, relative to it.
+# Distances of a loss from the least loss, relative to the latter, until which methods are timed.
 _DISTANCES = (1e-3, 3e-4, 1e-5)
 
 
@@ -235,7 +237,7 @@ def per_round_errors(workspace: Workspace, num_rounds: int) -> Outcome:
 
 
 def losses_by_time(workspace: Workspace, num_rounds: int, most_seconds: float) -> Outcome:
-    """Runs three methods for the optimum of the prefix sum.
+    """Times three methods that search for the optimal factorization of the prefix sum.
 
     Args:
       workspace: Where the optimum is cached.
@@ -248,7 +250,7 @@ def losses_by_time(workspace: Workspace, num_rounds: int, most_seconds: float) -
     workload = workloads.prefix_sum(num_rounds)
     best = workspace.optimum(workload)
     assert best.optimality_gap is not None
-    # A lower bound of every loss.
+    # A lower bound on the loss of any feasible matrix.
     least = best.total_error(workload, _SINGLE) ** 2 / (1.0 + best.optimality_gap)
     courses = {
         method: papers_optimum.run(workload, method, least * (1.0 + _DISTANCES[-1]), most_seconds)
@@ -320,7 +322,8 @@ def entries(workspace: Workspace, num_rounds: int) -> Outcome:
     for label, matrix in (("B", decoder), ("C", strategy)):
         below = np.abs(matrix[np.tril_indices(num_rounds)])
         counts, edges = np.histogram(np.log10(below[below > 0.0]), bins=60)
-        # A panel has fewer dots than the matrix has entries.
+        # Draw every k-th row and column, because a panel has fewer dots than the matrix has
+        # entries.
         every = -(-num_rounds // _MOST_DRAWN)
         drawn[label] = {
             "entries": encode_levels(matrix[::every, ::every] / largest),
@@ -334,7 +337,7 @@ def entries(workspace: Workspace, num_rounds: int) -> Outcome:
 
 
 def _ranks(matrix: np.ndarray) -> np.ndarray:
-    """Magnitudes of the lower triangle by their ranks in it, (0, 1]; zero above it."""
+    """Returns ranks in (0, 1] of the magnitudes in a matrix's lower triangle; zero above it."""
     lower = np.tril_indices(len(matrix))
     order = np.argsort(np.argsort(np.abs(matrix[lower])))
     ranks = np.zeros_like(matrix)
@@ -343,7 +346,7 @@ def _ranks(matrix: np.ndarray) -> np.ndarray:
 
 
 def epsilons(workspace: Workspace) -> Outcome:
-    """Computes the epsilons of the grid of noise multipliers, by two accountants.
+    """Computes the epsilons of a grid of noise multipliers, with Renyi and exact accounting.
 
     Args:
       workspace: Not needed.

@@ -1,4 +1,4 @@
-"""The optimal factorization as its papers computed it.
+"""Computes the optimal factorization by the methods of the papers that introduced it.
 
 Denisov et al. App. E.4 compares three methods by their loss over time. Their problem is Eq. 4:
 minimise tr(A^T A X^-1) over positive definite X with diagonal one. All start from X(v) of Eq. 6 at
@@ -14,24 +14,26 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import scipy.linalg
 
-# Armijo's rule: a step is taken if the loss falls by this share of the slope's prediction.
+# Armijo's rule: a step is accepted if the loss falls by at least this share of the fall that the
+# slope predicts.
 _SUFFICIENT = 0.1
 _SHORTER = 0.5
 _MOST_HALVINGS = 40
 # The most steps, and the tolerance, of conjugate gradients in the search for each Newton direction.
 _MOST_DIRECTION_STEPS = 5
 _DIRECTION_TOLERANCE = 1e-4
-# McMahan et al., footnote 3: iterates end where phi changes them by less, relative to their norm.
+# The iteration ends when phi changes the vector by less than this, relative to its norm (McMahan et
+# al., footnote 3).
 _CHANGE_TOLERANCE = 1e-5
-# Step and margin of the trapezoidal rule for x^(-1/2), in the logarithm of the shift: its error is
-# of the order exp(-pi^2 / step) and exp(-margin), relative to x^(-1/2).
+# Step and margin of the trapezoidal rule for the integral of x^(-1/2), in the logarithm of the
+# shift. The rule's error is of the order exp(-pi^2 / step) and exp(-margin), relative to x^(-1/2).
 _SHIFT_STEP = 0.3
 _SHIFT_MARGIN = 32.0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Course:
-    """The losses of a method.
+    """Course of one method's search: the loss after each step, and its time.
 
     Attributes:
       seconds: (steps + 1,) float64, since its start.
@@ -42,7 +44,7 @@ class Course:
     losses: np.ndarray
 
     def seconds_until(self, loss: float) -> float:
-        """Returns when the loss was reached; infinity if it was not."""
+        """Returns the seconds until the method reached a loss; infinity if it did not."""
         reached = np.flatnonzero(self.losses <= loss)
         return float(self.seconds[reached[0]]) if len(reached) else float("inf")
 
@@ -50,7 +52,7 @@ class Course:
 def run(
     workload: np.ndarray, method: str, target: float, most_seconds: float, most_steps: int = 10_000
 ) -> Course:
-    """Runs one method.
+    """Runs one method of search for the optimal factorization.
 
     Args:
       workload: A, (n, n) float64 lower triangular of full rank.
@@ -61,7 +63,7 @@ def run(
       most_steps: The steps after which it ends.
 
     Returns:
-      Its course.
+      The course of the search.
     """
     gram = workload.T @ workload
     steps = _METHODS[method](gram)
@@ -81,14 +83,14 @@ def _fixed_point(gram: np.ndarray) -> Iterator[float]:
     while True:
         eigenvalues, vectors = _eigenpairs(gram, v)
         phi = np.square(vectors) @ np.sqrt(eigenvalues)
-        # X(v) = V^-1/2 T V^-1/2 has the diagonal phi / v, which is scaled to one.
+        # X(v) = V^-1/2 T V^-1/2 has the diagonal phi / v; it is scaled so that its diagonal is one.
         half = vectors / eigenvalues**0.25 * np.sqrt(phi)[:, np.newaxis]
         yield float(np.sum(gram * (half @ half.T)))
         v = phi
 
 
 def _eigenpairs(gram: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The eigenpairs of V^1/2 A^T A V^1/2. Its root is T, and T's diagonal is phi(v)."""
+    """Returns the eigenpairs of V^1/2 A^T A V^1/2; its square root T has the diagonal phi(v)."""
     root_v = np.sqrt(v)
     eigenvalues, vectors = np.linalg.eigh(gram * root_v * root_v[:, np.newaxis])
     return np.maximum(eigenvalues, np.finfo(np.float64).eps * eigenvalues[-1]), vectors
@@ -104,7 +106,7 @@ def _start(gram: np.ndarray) -> np.ndarray:
 
 
 def _inverse(x: np.ndarray) -> np.ndarray | None:
-    """X^-1, or None unless X is positive definite."""
+    """Returns the inverse of X, or None if X is not positive definite."""
     factor, failed = scipy.linalg.lapack.dpotrf(x, lower=1)
     if failed:
         return None
@@ -119,7 +121,7 @@ def _inverse(x: np.ndarray) -> np.ndarray | None:
 def _descend(
     gram: np.ndarray, direction_of: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 ) -> Iterator[float]:
-    """Descends along directions of zero diagonal, which keep the diagonal of X."""
+    """Minimises the loss along directions with zero diagonals, which keep X's diagonal."""
     x = _start(gram)
     inverse = _inverse(x)
     assert inverse is not None
@@ -131,7 +133,8 @@ def _descend(
         slope = _without_diagonal(-middle)
         direction = direction_of(slope, inverse, middle)
         promised = float(np.sum(slope * direction))
-        # The last accepted step, doubled: neither method has to shrink it anew each time.
+        # Begin with twice the last accepted step, so that it need not be halved many times in each
+        # search.
         step = min(1.0, 2.0 * step) if direction_of is _newton else 2.0 * step
         for _ in range(_MOST_HALVINGS):
             candidate = x + step * direction
@@ -148,7 +151,10 @@ def _descend(
 
 
 def _newton(slope: np.ndarray, inverse: np.ndarray, middle: np.ndarray) -> np.ndarray:
-    """Solves H[D] = -slope for D of zero diagonal, H[D] = X^-1 D M + M D X^-1, a few steps."""
+    """Returns an approximate Newton direction, by a few conjugate-gradient steps.
+
+    They solve H[D] = -slope for D of zero diagonal, with H[D] = X^-1 D M + M D X^-1.
+    """
     direction = np.zeros_like(slope)
     residual = -slope
     search = residual
@@ -183,7 +189,7 @@ METHODS = tuple(_METHODS)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Iterates:
-    """The iterates of phi.
+    """The iterates of the fixed-point iteration v = phi(v), with errors and changes.
 
     Attributes:
       total_errors: (steps,) float64: the total error of X(v) at sensitivity 1, which is the
@@ -195,7 +201,7 @@ class Iterates:
     changes: np.ndarray
 
     def first_with(self, total_error: float) -> int | None:
-        """Returns the first step with at most that error; None if there is none."""
+        """Returns the first step with at most this total error; None if there is none."""
         reached = np.flatnonzero(self.total_errors <= total_error)
         return int(reached[0]) if len(reached) else None
 
@@ -215,7 +221,8 @@ def iterate(num_rounds: int, seed: int = 0) -> Iterates:
     changes: list[float] = []
     while not changes or changes[-1] >= _CHANGE_TOLERANCE:
         image = phi(v)
-        # tr(A^T A X(v)^-1) is the sum of phi, and X(v) has the diagonal phi / v.
+        # The total error follows from phi: tr(A^T A X(v)^-1) is the sum of phi(v), and X(v) has the
+        # diagonal phi(v) / v.
         errors.append(float(np.sqrt(np.sum(image) * np.max(image / v))))
         changes.append(float(np.linalg.norm(image - v) / np.linalg.norm(v)))
         v = image
@@ -239,7 +246,8 @@ def phi(v: np.ndarray) -> np.ndarray:
     diagonal[0] = 1.0
     diagonal /= v
     squared = 1.0 / (v[1:] * v[:-1])
-    # Gershgorin, and the trace of T^-1 = V^1/2 A^T A V^1/2.
+    # Bounds on the eigenvalues of T: the largest by Gershgorin's theorem, the least by the trace of
+    # T^-1 = V^1/2 A^T A V^1/2.
     largest = 4.0 / np.min(v)
     least = 1.0 / float(np.sum(v * np.arange(len(v), 0, -1.0)))
     logarithms = np.arange(

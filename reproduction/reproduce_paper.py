@@ -46,7 +46,7 @@ TRAINING = "training"
 
 
 def experiments() -> Mapping[str, Experiment]:
-    """Returns the experiments by name, in the order of the papers."""
+    """Returns all experiments by name, in the order of the papers."""
     modules = (optimal_tables, banded_tables, best_bands, training, fashion_mnist, shakespeare)
     every = [experiment for module in modules for experiment in module.EXPERIMENTS]
     return {experiment.name: experiment for experiment in every}
@@ -115,7 +115,8 @@ def define_flags(values: flags.FlagValues) -> None:
 
 def main(values: flags.FlagValues) -> None:
     """Runs the chosen experiments."""
-    # Work takes half an hour at least, and begins only if a flag asks for it.
+    # If no flag is given, list the experiments: running them takes half an hour at least, and
+    # begins only if a flag asks for it.
     if values.list or not any(values[name].present for name in values if name != "format"):
         _print_list(values)
         return
@@ -149,7 +150,7 @@ def main(values: flags.FlagValues) -> None:
             _say(f"{experiment.name} ({place} of {len(chosen)}): {experiment.title}")
             found.append(_run(experiment, values, workspace, directory))
             _say(f"{experiment.name}: {results.verdict(found[-1].rows)}")
-            # Others may fail.
+            # Write the report after each experiment, because a later one may fail.
             _write_report(directory)
     rows = [row for result in found for row in result.rows]
     fields = {
@@ -192,7 +193,8 @@ def _trainable(
             f"{experiment.name} cannot be trained with --dataset={values.dataset}{of_targets}: "
             f"it has {listed}."
         )
-        # One that --only names is refused; any other is skipped.
+        # An experiment that --only names and that cannot be trained is an error; others are
+        # skipped.
         command_line.check_choice(experiment.name not in values.only, reason)
         skipped.append(reason)
     command_line.check_choice(bool(found), "nothing that --only names can be trained like that.")
@@ -239,7 +241,10 @@ def _run(
 
 
 def _name(experiment: Experiment, dataset: str) -> str:
-    """The name of its files: a run at the papers' size does not replace a scaled-down one."""
+    """Returns the name of an experiment's files, with the data set unless that is usual.
+
+    So a run at the papers' size does not replace a scaled-down one.
+    """
     is_usual = not experiment.targets or dataset in (
         configurations.DOCSTRINGS,
         fashion_mnist.DATASET,
@@ -249,14 +254,14 @@ def _name(experiment: Experiment, dataset: str) -> str:
 
 
 def _names() -> Iterator[tuple[Experiment, str]]:
-    """Every experiment with the name of each of its results."""
+    """Yields each experiment with the names that its results may have."""
     for experiment in experiments().values():
         for dataset in experiment.targets or ("",):
             yield experiment, _name(experiment, dataset)
 
 
 def _write_report(directory: pathlib.Path) -> None:
-    """Writes the report of all results that are there; damaged ones count as missing."""
+    """Writes a report of all results in a directory; damaged results count as missing."""
     found, missing = [], dict.fromkeys(experiments())
     for experiment, name in _names():
         try:

@@ -1,4 +1,4 @@
-"""Results of experiments on disk: a JSON file and a figure each, and a report of all."""
+"""Saves and loads results of experiments, and writes a report of all results."""
 
 import collections
 import dataclasses
@@ -25,7 +25,7 @@ from reproduction.experiment import (
     Row,
 )
 
-# The packages that draw are not listed: numbers do not depend on them.
+# The packages that a result's numbers depend on, so without those that draw figures.
 _PACKAGES = ("numpy", "scipy", "dp-accounting")
 _LIST_OF_NUMBERS = re.compile(r"\[[-+\d.eE,\s]+\]")
 MARKDOWN_FILE = "report.md"
@@ -34,12 +34,12 @@ _REPORT_TITLE = "Printed and recomputed"
 
 
 class DamagedResultError(Error, ValueError):
-    """A damaged result; the message names the file."""
+    """A saved result is damaged; the message names the file."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """The outcome of an experiment, and how it was computed.
+    """Saved result of an experiment: its outcome, and how it was computed.
 
     Attributes:
       name: The experiment's name, with the data set if it is not the usual one.
@@ -49,7 +49,7 @@ class Result:
       notes: Remarks for readers.
       drawing: What its figure shows.
       seconds: Wall time; less where factorizations came from the cache.
-      command: What computes it again.
+      command: The command that computes the result again.
       versions: The versions of the packages that it was computed with, and of Python.
       processors: The processors of the machine.
     """
@@ -76,7 +76,7 @@ def versions() -> dict[str, str]:
 
 
 def save(result: Result, directory: pathlib.Path) -> None:
-    """Writes a result and its figure, which belong together by the figure's hash.
+    """Writes a result and its figure; the result has the figure's hash.
 
     Args:
       result: The result.
@@ -85,7 +85,7 @@ def save(result: Result, directory: pathlib.Path) -> None:
     Raises:
       OSError: If it cannot be written.
     """
-    # matplotlib is of the extra ``reports``.
+    # Import here, because matplotlib is installed only with the extra ``reports``.
     from mf_aggregators import figures
     from reproduction import drawings
 
@@ -96,13 +96,13 @@ def save(result: Result, directory: pathlib.Path) -> None:
         "figure_sha256": _sha256(directory / f"{result.name}.png"),
     }
     text = json.dumps({**contents, "sha256": _digest(contents)}, indent=1)
-    # A list of numbers is one line.
+    # Put each list of numbers on one line of the JSON file.
     text = _LIST_OF_NUMBERS.sub(lambda found: " ".join(found[0].split()), text)
     atomic_files.write(directory / f"{result.name}.json", text + "\n")
 
 
 def load(name: str, directory: pathlib.Path) -> Result | None:
-    """Reads a result.
+    """Reads a saved result of an experiment.
 
     Args:
       name: The result's name.
@@ -128,13 +128,13 @@ def load(name: str, directory: pathlib.Path) -> Result | None:
 
 
 def _read(path: pathlib.Path) -> tuple[Result, str]:
-    """A result and the hash of its figure."""
+    """Reads a result's JSON file; returns the result and the SHA-256 of its figure."""
     try:
         contents = inputs.parsed_json(path.read_text(encoding="utf-8"))
         stated = contents.pop("sha256")
         if stated != _digest(contents):
             raise DamagedResultError(f"{path} was altered.")
-        # Results of earlier versions have a fingerprint of their code.
+        # Ignore the entry "code", which results of earlier versions have.
         contents.pop("code", None)
         figure = contents.pop("figure_sha256")
         return _result(contents), figure
@@ -151,7 +151,7 @@ def _sha256(path: pathlib.Path) -> str:
 def _contents(result: Result) -> dict[str, Any]:
     contents = dataclasses.asdict(result)
     contents["rows"] = [
-        # JSON has no infinity.
+        # Infinite and undefined numbers become text, because JSON has none.
         {**row, "ours": row["ours"] if math.isfinite(row["ours"]) else str(row["ours"])}
         for row in contents["rows"]
     ]
@@ -238,7 +238,7 @@ def _opening(results: Sequence[Result]) -> list[str]:
 
 
 def _differences(results: Sequence[Result]) -> list[str]:
-    """The numbers that differ and the claims that fail, by experiment and reason."""
+    """Lists the numbers that differ and the claims that fail, grouped by experiment and reason."""
     lines = ["## Differences", ""]
     for result in results:
         by_reason: dict[str, list[Row]] = {}
@@ -320,5 +320,5 @@ def _verdict_of(row: Row) -> str:
 
 
 def _cell(text: str) -> str:
-    # Comparison signs are no markup here, and bars would end the cell.
+    # Escape comparison signs, which are not markup, and bars, which would end the table's cell.
     return html.escape(text, quote=False).replace("|", "\\|")

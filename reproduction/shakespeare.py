@@ -1,4 +1,4 @@
-"""Next characters of Shakespeare's plays for a small model. Each role is a client.
+"""The task of predicting the next character in Shakespeare's plays; each role is a client.
 
 Roles and splits are those of ``stackoverflow_nwp.shakespeare``: the first nine tenths of a role's
 speeches train, and the last tenths of a fifth of the roles choose the learning rate.
@@ -15,22 +15,23 @@ from stackoverflow_nwp import shakespeare as plays
 
 DATASET = "shakespeare"
 
-# The alphabet: letters without their case, a few marks, and a space for any run of others.
+# The characters that are told apart: lower-case letters, a few marks, and a space for any run of
+# other characters.
 SYMBOLS = " abcdefghijklmnopqrstuvwxyz',.;?!"
 _OTHERS = re.compile(r"[^a-z',.;?!]+")
 
-# The characters that the next one follows from.
+# How many preceding characters the model predicts a character from.
 _CONTEXT = 3
-# The most examples of a role are used; the longest role has 58,018.
+# The most examples of a role that are used; the longest role has 58,018.
 _MOST_EXAMPLES = 200
-# A character that is there is this feature, not 1, so that few gradients are far below the clip
-# norm of 1: half of the first gradients have a norm above 2.2, half of the last above 1.0.
+# The value of a one-hot feature, 8 in place of 1, so that few gradients are far below the clip norm
+# of 1: the median norm is 2.2 at the beginning of training and 1.0 at its end.
 _SCALE = np.float32(8.0)
 _POPULATION = 1_113
 
 
 def encoded(speech: str) -> np.ndarray:
-    """Returns a speech as the places of its characters in ``SYMBOLS``.
+    """Encodes a speech: the place in ``SYMBOLS`` of each of its characters.
 
     Args:
       speech: The speech.
@@ -43,7 +44,7 @@ def encoded(speech: str) -> np.ndarray:
 
 
 def examples(speeches: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns all characters of a role, and the characters before each in its speech.
+    """Returns the examples of a role: each character, and the characters before it in its speech.
 
     Args:
       speeches: What the role says.
@@ -61,7 +62,7 @@ def examples(speeches: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def chosen_examples(speeches: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the characters of a role that train, at most 200, evenly spaced.
+    """Returns the examples of a role that are used in training: at most 200, evenly spaced.
 
     Args:
       speeches: What the role says.
@@ -82,7 +83,7 @@ def chosen_examples(speeches: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np
 
 
 class _Characters:
-    """Counts of characters by the characters before them, from which accuracies follow."""
+    """Counts each character by the characters before it, to compute accuracies from."""
 
     def __init__(self, roles: Mapping[str, Sequence[str]]) -> None:
         befores, nexts = examples(speech for speeches in roles.values() for speech in speeches)
@@ -91,17 +92,17 @@ class _Characters:
         np.add.at(self._counts, (places.reshape(-1), nexts), 1)
 
     def by_symbol(self) -> np.ndarray:
-        """Returns the number of each character."""
+        """Returns how often each character occurs."""
         return np.asarray(self._counts.sum(axis=0))
 
     def accuracy(self, weights: np.ndarray) -> float:
-        """Returns the share of characters that a model has as the most probable ones."""
+        """Returns a model's accuracy: the share of characters that it finds the most probable."""
         said = np.argmax(_scores(weights, self._befores), axis=1)
         return float(self._counts[np.arange(len(said)), said].sum() / self._counts.sum())
 
 
 def _places_of_ones(befores: np.ndarray) -> np.ndarray:
-    """Where the inputs of examples are not zero, but for the intercept's."""
+    """Returns the places of nonzero inputs of examples, without the intercept's."""
     return np.asarray(befores + len(SYMBOLS) * np.arange(_CONTEXT))
 
 
@@ -111,10 +112,10 @@ def _scores(weights: np.ndarray, befores: np.ndarray) -> np.ndarray:
 
 
 class RoleClients:
-    """Roles with a linear model of their next characters; see ``small_models.Task``."""
+    """Clients (one for each role) with a linear next-character model; see ``small_models.Task``."""
 
     def __init__(self, speeches: plays.Speeches) -> None:
-        """Prepares all examples.
+        """Prepares the examples of all roles.
 
         Args:
           speeches: Of all roles. The clients are those that train, by name.
@@ -127,7 +128,7 @@ class RoleClients:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """The inputs, of which one is an intercept, and the characters."""
+        """The shape of the weights: inputs (one is an intercept), and characters."""
         return _CONTEXT * len(SYMBOLS) + 1, len(SYMBOLS)
 
     @property
@@ -174,12 +175,13 @@ _TASK = small_models.Task(
     name=DATASET,
     client="role",
     population=_POPULATION,
-    # Every role once in 21 rounds.
+    # With 53 roles in a round, every role takes part once in 21 rounds.
     cohort=53,
     epochs=10,
-    # Below 1,113^-1.1 = 4.455e-4.
+    # Delta is below 1,113^-1.1 = 4.455e-4, for 1,113 roles.
     delta=4.4e-4,
-    # The best of 0.01, 0.017, 0.029, 0.05, 0.085 and 0.145 on held-out text, by three runs of each.
+    # The learning rate is the best of 0.01, 0.017, 0.029, 0.05, 0.085 and 0.145 on held-out text,
+    # by three runs of each.
     tuned_rate=0.05,
     model="Logistic regression of 3,300 parameters on the last three of 33 characters",
     public_data="none: 33 characters are told apart, whatever roles say",

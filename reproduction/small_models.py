@@ -1,8 +1,8 @@
-"""Test accuracy by mechanism and epsilon, of models that are small enough for a hundred runs.
+"""Compares mechanisms by test accuracy with models that are small enough for a hundred runs.
 
 The papers train on data that has to be downloaded, for days. A linear model on fixed features is
-trained by ``mfa.Aggregator`` in seconds, so that there are runs enough for narrow intervals.
-``fashion_mnist`` and ``shakespeare`` are what is trained on.
+trained by ``mfa.Aggregator`` in seconds, so that there are runs enough for narrow intervals. The
+tasks are in ``fashion_mnist`` and ``shakespeare``.
 """
 
 import dataclasses
@@ -44,7 +44,7 @@ _MOMENTUM = 0.9
 _COOLDOWN = 0.4
 # Learning rates are tuned for BandMF at this epsilon.
 _TUNED_EPSILON = 8.0
-# BandMF App. I: the logarithm of the best rate falls by this times that of the effective RMSE.
+# The slope of BandMF App. I: log(best learning rate) over log(effective RMSE).
 _RATE_SLOPE = -0.95
 _EPSILONS = (1.0, 2.0, 4.0, 8.0)
 _BUFFERS = 5
@@ -53,8 +53,8 @@ _IDENTITY, _TREE, _BLT, _BANDED = "DP-SGD", "Optimal TreeAgg", "BLT", "BandMF"
 _SAMPLED_IDENTITY, _SAMPLED_BANDED = "DP-SGD, amplified", "BandMF, amplified"
 _MECHANISMS = (_IDENTITY, _TREE, _BLT, _BANDED, _SAMPLED_IDENTITY, _SAMPLED_BANDED)
 _NO_NOISE = "without noise"
-# Which mechanism the papers have above which other: BandMF Fig. 5 (a) and Denisov et al. Fig. 2
-# without amplification, BandMF Fig. 1 with it.
+# Pairs of mechanisms of which the papers find the first more accurate: in BandMF Fig. 5 (a) and
+# Denisov et al. Fig. 2 without amplification, in BandMF Fig. 1 with amplification.
 _PAPERS_ORDER = (
     (_TREE, _IDENTITY),
     (_BANDED, _IDENTITY),
@@ -66,7 +66,7 @@ _PAPERS_ORDER = (
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A data set, its linear model and how it is trained.
+    """Task for a small model: a data set, its linear model and how it is trained.
 
     Its clients have ``shape``, that of the model's weights, (inputs, classes);
     ``share_of_most_frequent``, the accuracy on test data of always saying the class that is most
@@ -77,10 +77,10 @@ class Task:
 
     Attributes:
       name: As ``--dataset`` spells it.
-      client: What a client is, a word.
-      population: How many there are, a multiple of the cohort.
+      client: A word for a client, as image or role.
+      population: The number of clients, a multiple of the cohort.
       cohort: Clients of a round.
-      epochs: How often each takes part; always as many rounds apart.
+      epochs: How often each client takes part, always at the same distance in rounds.
       delta: Of the guarantee.
       tuned_rate: The server's learning rate for BandMF at epsilon 8, the best of a grid on held-out
         data.
@@ -102,17 +102,17 @@ class Task:
 
     @property
     def schema(self) -> MinSeparation:
-        """Who takes part in which rounds."""
+        """The participation schema: each client once an epoch, in the same order."""
         return MinSeparation(self.population // self.cohort, self.epochs)
 
     @property
     def num_rounds(self) -> int:
-        """The rounds of a run."""
+        """The number of rounds of a run."""
         return self.schema.separation * self.epochs
 
 
 def experiment(task: Task, title: str) -> Experiment:
-    """Returns the experiment that compares mechanisms on a task.
+    """Returns the experiment that trains and compares all mechanisms on a task.
 
     Args:
       task: The task, whose name is the experiment's too.
@@ -124,7 +124,7 @@ def experiment(task: Task, title: str) -> Experiment:
 
 
 def residuals(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Returns the gradients of examples' cross-entropies by the scores of classes.
+    """Returns the gradients of examples' cross-entropies with respect to the classes' scores.
 
     Args:
       scores: (..., c) floats.
@@ -142,12 +142,12 @@ def residuals(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class _Configuration:
-    """A mechanism at a privacy target.
+    """One mechanism at one privacy target, of those that are compared.
 
     Attributes:
       label: One of ``_MECHANISMS``, or ``_NO_NOISE``.
       epsilon: The target at the task's delta; infinite without noise.
-      mechanism: What the guarantee of its runs is about.
+      mechanism: The mechanism of its runs, which their guarantee is about.
       effective_rmse: BandMF Eq. 11: RMSE times noise multiplier over clients per round.
     """
 
@@ -158,11 +158,11 @@ class _Configuration:
 
     @property
     def is_private(self) -> bool:
-        """Whether there is any noise."""
+        """Whether the configuration adds noise."""
         return self.mechanism.noise_multiplier > 0.0
 
     def directory(self, parent: pathlib.Path) -> pathlib.Path:
-        """Where its runs are."""
+        """Returns the directory of the configuration's runs."""
         words = "".join(letter if letter.isalnum() else " " for letter in self.label.lower())
         epsilon = f"_epsilon_{self.epsilon:g}" if self.is_private else ""
         return parent / f"{'_'.join(words.split())}{epsilon}"
@@ -185,7 +185,7 @@ def _configuration(task: Task, label: str, epsilon: float, workspace: Workspace)
             )
         )
         schema = PoissonSampling(task.num_rounds, choice.num_bands, task.population, task.cohort)
-        # With one band it is the identity.
+        # For DP-SGD there is one band, and this matrix is the identity.
         matrix = best_bands.banded_matrix(
             task.num_rounds, choice.num_bands, workspace.cache_directory
         )
@@ -209,18 +209,18 @@ def _matrix(task: Task, label: str, workspace: Workspace) -> Factorization:
 
 
 def _without_noise(task: Task) -> _Configuration:
-    """Returns the configuration without noise, for comparison."""
+    """Returns the configuration that trains without noise, to compare private ones with."""
     matrix = mfa.factorizations.identity(task.num_rounds)
     return _Configuration(_NO_NOISE, math.inf, mfa.Mechanism(matrix, task.schema, 0.0), 0.0)
 
 
 def _learning_rate(task: Task, error: float, tuned_error: float) -> float:
-    """The tuned rate by the power law, at most the tuned one: the rule of all comparisons here."""
+    """Returns a configuration's learning rate, by BandMF's power law, at most the tuned rate."""
     return task.tuned_rate * (max(error, tuned_error) / tuned_error) ** _RATE_SLOPE
 
 
 def _in_order(task: Task, repetition: int) -> Callable[[int], np.ndarray]:
-    """The clients of a round, of an order that comes again after an epoch."""
+    """Returns a function from rounds to cohorts, in a random order that each epoch repeats."""
     order = np.random.default_rng(repetition).permutation(task.population)
 
     def cohort(i: int) -> np.ndarray:
@@ -233,7 +233,7 @@ def _in_order(task: Task, repetition: int) -> Callable[[int], np.ndarray]:
 def _train(
     task: Task, configuration: _Configuration, rate: float, repetition: int, clients: Any
 ) -> dict[str, Any]:
-    """Trains once; returns the accuracies, and the statement of the observed run."""
+    """Trains a model once; returns its accuracies, and the statement of the observed run."""
     start = time.process_time()
     mechanism = configuration.mechanism
     weights = np.zeros(clients.shape, np.float32)
@@ -288,13 +288,13 @@ def _train(
 
 @dataclasses.dataclass(frozen=True)
 class _Runs:
-    """The runs of a configuration.
+    """The results of a configuration's runs.
 
     Attributes:
       configuration: The configuration.
       accuracies: (repetitions,) float64: test accuracies in percent.
-      processor_seconds: What training took, of each run.
-      epsilons: What each run's statement says of what was observed; none without noise.
+      processor_seconds: The processor time of each run's training.
+      epsilons: The epsilon of each run under its observed participation; none without noise.
     """
 
     configuration: _Configuration
@@ -304,7 +304,7 @@ class _Runs:
 
     @property
     def label(self) -> str:
-        """The mechanism, as one says it."""
+        """The name of the mechanism."""
         return " ".join(reversed(self.configuration.label.split(", ")))
 
     @property
@@ -314,17 +314,17 @@ class _Runs:
 
     @property
     def half_width(self) -> float | None:
-        """Half the width of the 95 % interval of Student's t around it; None for one run."""
+        """Half the width of Student's 95 % interval around the mean; None for one run."""
         if len(self.accuracies) < 2:
             return None
         return float(run_comparisons.half_widths(self.accuracies))
 
     def said(self) -> str:
-        """Both, with the probability of the interval."""
+        """Returns the mean accuracy with its 95 % interval, as text."""
         return with_interval(self.mean, self.half_width)
 
     def is_above(self, other: "_Runs") -> bool:
-        """Whether its interval is above the other's, without overlap."""
+        """Whether the interval of these runs is above another's, without overlap."""
         half, others = self.half_width, other.half_width
         return half is not None and others is not None and self.mean - half > other.mean + others
 
@@ -337,7 +337,7 @@ def _result(
     parent: pathlib.Path,
     clients: Callable[[], Any],
 ) -> Mapping[str, Any]:
-    """The result of a run, which is trained unless its file is there."""
+    """Returns the result of a run; trains the run if its file is missing."""
     directory = configuration.directory(parent) / f"run_{repetition}"
     path = directory / "result.json"
     asked = {"learning_rate": rate, "noise": configuration.mechanism.noise_multiplier}
@@ -433,7 +433,7 @@ def _row(runs: _Runs) -> Row:
 
 
 def _order(epsilon: float, runs: Sequence[_Runs]) -> str:
-    """The order of all mechanisms, and of the papers' pairs, as far as intervals support it."""
+    """Returns a sentence on the order of mechanisms that intervals support."""
     in_order = sorted(runs, key=lambda each: -each.mean)
     said = []
     for each in in_order:
@@ -449,7 +449,7 @@ def _order(epsilon: float, runs: Sequence[_Runs]) -> str:
 
 
 def _papers_order(runs: Sequence[_Runs]) -> str:
-    """Of the papers' pairs, which agree, which do not, and which cannot be told apart."""
+    """Returns a sentence on which of the papers' orders of two mechanisms our runs confirm."""
     of_label = {each.configuration.label: each for each in runs}
     found: dict[str, list[str]] = {"agree": [], "disagree": [], "cannot be told apart": []}
     for higher, lower in _PAPERS_ORDER:

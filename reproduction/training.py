@@ -1,4 +1,4 @@
-"""Trains the configurations of comparisons, and reports their results."""
+"""Trains the configurations that are compared, and reports their accuracies."""
 
 import dataclasses
 import functools
@@ -36,9 +36,9 @@ class Trained:
     """The configurations of a comparison after training.
 
     Attributes:
-      configurations: Those of the chosen targets, in the order of their definition.
+      configurations: The configurations of the chosen targets, in the order of their definition.
       setting: The task and its size.
-      runs: What was run for each configuration, repetition by repetition.
+      runs: The runs of each configuration, repetition by repetition.
       finished: The results of these runs, by configuration and in the same order.
       statistics: The test accuracies of each configuration over its runs.
     """
@@ -102,7 +102,7 @@ def train(
 
 
 def by_target(configurations: Sequence[Configuration]) -> dict[float, list[Configuration]]:
-    """Returns the configurations of each privacy target, which alone can be compared.
+    """Groups configurations by privacy target: only those of one target can be compared.
 
     Args:
       configurations: The configurations.
@@ -117,7 +117,7 @@ def by_target(configurations: Sequence[Configuration]) -> dict[float, list[Confi
 
 
 def order(configurations: Sequence[Configuration], trained: Trained) -> str:
-    """Returns the order of test accuracies that intervals support.
+    """Returns a sentence on the order of configurations' test accuracies that intervals support.
 
     Args:
       configurations: Those of one target, of mechanisms that differ.
@@ -129,7 +129,8 @@ def order(configurations: Sequence[Configuration], trained: Trained) -> str:
         {
             each.name: trained.finished[each]
             for each in configurations
-            # Their own statements are for timers, under which their noise is worth less.
+            # Runs for a fixed order are left out of the check for equal epsilons: their statements
+            # are for timers, for which the same noise gives a larger epsilon.
             if each.kind != kinds.MULTI_EPOCH_FIXED_ORDER
         }
     )
@@ -151,7 +152,8 @@ def test_accuracy_row(configuration: Configuration, trained: Trained) -> Row:
     if configuration.printed is not None and trained.setting.dataset != kinds.STACKOVERFLOW:
         reason += f"; the paper, on StackOverflow: {configuration.printed}"
     elif configuration.printed is not None:
-        # A mean of few runs has no digits to compare.
+        # The printed accuracy is compared as a claim: a mean of few runs is too imprecise to
+        # compare digits.
         claim = f"{configuration.printed}; it holds if our 95 % interval has it"
         holds = half is not None and abs(float(configuration.printed) - mean) <= 100.0 * half
     return Row(
@@ -166,7 +168,7 @@ def test_accuracy_row(configuration: Configuration, trained: Trained) -> Row:
 
 
 def about(trained: Trained) -> str:
-    """Describes the training, and how it differs from the papers'.
+    """Returns sentences on the training and how it differs from the papers' training.
 
     Args:
       trained: The configurations.
@@ -253,7 +255,7 @@ def _drawing(trained: Trained) -> Drawing:
 
 
 def _mean_accuracy(repeated: Sequence[RepeatedRun]) -> tuple[np.ndarray, ...]:
-    """Rounds at which all runs have a held-out accuracy; its mean, and half widths of intervals."""
+    """Returns rounds with a held-out accuracy in all runs, its mean and interval half-widths."""
     runs = []
     for run in repeated:
         file = run.directory / run_directory.METRICS_FILE
@@ -286,16 +288,17 @@ def _comparison(
     return Experiment(name, source, title, run, targets_of(configurations_of, settings))
 
 
-# The two kinds of errors: the left half of the paper's figure, and the right half.
+# The two kinds of errors that BandMF Fig. 11 fits learning rates to, in its left and its right
+# half.
 _OF_SUMS, _OF_UPDATES = "effective RMSE of prefix sums", "effective RMSE of updates"
 
 
 @dataclasses.dataclass(frozen=True)
 class _Rate:
-    """The results of one learning rate.
+    """The results of one configuration at one learning rate.
 
     Attributes:
-      configuration: The configuration that has it.
+      configuration: The configuration with this learning rate.
       rate: The server learning rate.
       num_runs: The number of repetitions.
       mean: The mean held-out accuracy after training, in percent: test data choose nothing.
@@ -310,13 +313,13 @@ class _Rate:
     half_width: float
 
     def is_apart_from(self, other: "_Rate") -> bool:
-        """Whether intervals do not overlap; single runs have none, and never are."""
+        """Whether the interval of this rate is disjoint from another's; False for single runs."""
         return bool(abs(self.mean - other.mean) > self.half_width + other.half_width)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Tuned:
-    """A mechanism at one privacy target.
+    """A mechanism at one privacy target, with the learning rates that were tried.
 
     Attributes:
       epsilon: The target.
@@ -333,7 +336,7 @@ class _Tuned:
     error_of_updates: float
 
     def best(self) -> _Rate:
-        """The first of the best."""
+        """Returns the learning rate with the highest accuracy, the first if several have it."""
         return max(self.rates, key=lambda rate: rate.mean)
 
 
@@ -395,7 +398,8 @@ def _tuned(trained: Trained, workspace: Workspace) -> tuple[_Tuned, ...]:
     found = []
     for (epsilon, label), grid in grids.items():
         rates = [_rate(configuration, trained, workspace) for configuration in grid]
-        # They differ in their learning rates alone, not in their errors.
+        # The errors of the first configuration are those of all: they differ only in learning
+        # rates.
         of_sums = kinds.effective_rmse(grid[0], trained.setting, workspace)
         of_updates = kinds.effective_rmse(grid[0], trained.setting, workspace, updates)
         ordered = tuple(sorted(rates, key=lambda rate: rate.rate))
@@ -416,7 +420,7 @@ def _rate(configuration: Configuration, trained: Trained, workspace: Workspace) 
 
 
 def _slope_row(quantity: str, errors: np.ndarray, tuned: Sequence[_Tuned]) -> Row:
-    """The slope of log(rate) by log(error)."""
+    """Returns a row with the slope of log(learning rate) over log(error)."""
     best = np.log([each.best().rate for each in tuned])
     reason = (
         "the paper, on StackOverflow: -0.95; the grid here is a few rates around the paper's, or "
