@@ -42,47 +42,48 @@ from mf_aggregators.kernel.integers import IntegerRows, IntegerSums, Rounding, R
 from mf_aggregators.kernel.numbers import FloatArray, IntArray, NotProved, RealArray, ReleaseError
 from mf_aggregators.kernel.rows import BandedNoise, Blocks, NoiseRecursion, check_rounds
 
-# Stands for a row that is never released: no digest is as short.
+# The record of a spent round: it is no digest, since digests are longer.
 _SPENT = b"spent"
-# The arrays of a state beside histories.
+# The names of a state's arrays that are not histories.
 _NUMBERS_OF_STATES = "round_index", "seed", "stream", "release"
-# The digest at the beginning of a file.
+# The length of the digest at the beginning of a file of rows, in bytes.
 _DIGEST_SIZE = 32
 _ANOTHER_PROCESS = (
     "An aggregator without a noise directory is not pickled or used in another process, which "
     "would not know the rows that were used: give both a noise_directory, or make it in the "
     "process that releases, and move the state by save_state and load_state."
 )
-# Relative tolerance for the sigma that the noise of an extended run covers.
+# Relative tolerance in the check that the noise of an extended run covers the sigma of its claim.
 _TOLERANCE = 1e-12
 
 
 @final
 class ReleaseRecord:
-    """Digests of the sums that rows of noise were added to: in this process, or in a directory.
+    """The record of which sum each row of noise was added to, in memory or in a directory.
 
-    All records of a process that have no directory are one. Other processes share a directory's
-    digests. Copies share the record.
+    All records without a directory are one record of the process. Processes that use one directory
+    share its digests. A copy of a record is the record itself.
     """
 
     _of_process: ClassVar[dict[tuple[str, int], bytes]] = {}
 
     def __init__(self, directory: pathlib.Path | None = None) -> None:
-        """Opens the record.
+        """Opens the record of a directory, or that of the process.
 
         Args:
-          directory: A private directory, which is there; None to keep the record in memory, for
-            this process alone.
+          directory: A private directory that exists; None to keep the record in memory, for this
+            process alone.
         """
         self._directory, self._process = directory, os.getpid()
-        # A state may go on with an aggregator that was made anew, as in a notebook.
+        # All aggregators of a process share these digests, because a state may continue with an
+        # aggregator that was made anew, as in a notebook.
         self._digests = self._of_process if directory is None else {}
 
     def __init_subclass__(cls) -> NoReturn:
         raise TypeError("ReleaseRecord has no subclasses.")
 
     def check(self, stream: str, i: int, of_sum: bytes, of_noise: bytes) -> None:
-        """Records the digests of a round's sum and of its noise.
+        """Records the digests of a round's sum and noise, or raises if others are recorded already.
 
         Args:
           stream: The name of the stream of noise.
@@ -92,14 +93,14 @@ class ReleaseRecord:
 
         Raises:
           OSError: If the directory cannot be written.
-          ReleaseError: If the round has another digest or was spent, or the record is that of
-            another process.
+          ReleaseError: If another digest is recorded for the round, or the round was spent, or the
+            record is that of another process.
         """
         found = of_sum + of_noise
         known = self._digests.get((stream, i), found)
         if known == found:
             known = self._written(stream, i, found, replaces=False)
-        # The first of several threads releases.
+        # If several threads release the round, the digest of the first one is kept.
         before = self._digests.setdefault((stream, i), known)
         before = known if before == found else before
         if before == _SPENT:
@@ -111,7 +112,7 @@ class ReleaseRecord:
             )
 
     def spend(self, stream: str, i: int) -> None:
-        """Records that a round's row is never released from now on.
+        """Records that the round's row of noise must never be released from now on.
 
         Args:
           stream: The name of the stream of noise.
@@ -125,7 +126,7 @@ class ReleaseRecord:
         self._digests[stream, i] = _SPENT
 
     def _written(self, stream: str, i: int, content: bytes, *, replaces: bool) -> bytes:
-        """The record of a round in the directory, if there is one: this content, or the first."""
+        """Writes a round's content unless there is one, and returns the content that is kept."""
         if self._directory is None:
             if os.getpid() != self._process:
                 raise ReleaseError(_ANOTHER_PROCESS)
@@ -146,17 +147,17 @@ class ReleaseRecord:
 @final
 @dataclasses.dataclass(init=False, eq=False, repr=False, slots=True)
 class ReleaseState(Sealed):
-    """The state of a run between rounds. It has the secret seed, and is never printed.
+    """The state of a run between two rounds, with the secret seed, which is never printed.
 
-    :class:`Release` alone makes it.
+    :class:`Release` alone makes states.
 
     Attributes:
       round_index: The round that comes next, from 0.
       seed: (2,) int64: the secret that all noise follows from.
       stream: (2,) int64: the public name of the stream of noise.
-      histories: The vectors that the rows of each segment need of earlier rounds, where they are
-        kept in memory. States of adjacent rounds share those that both have.
-      digest: That of the release.
+      histories: For each segment, the vectors of earlier rounds that later rows need, where rows
+        are kept in memory. States of adjacent rounds share the vectors that both have.
+      digest: The digest of the release.
     """
 
     round_index: int
@@ -170,12 +171,12 @@ class ReleaseState(Sealed):
 
     @property
     def stream_name(self) -> str:
-        """The public name of the stream, as the names of its files have it."""
+        """The public name of the stream of noise, as it stands in names of files."""
         return "stream-" + "-".join(map(str, self.stream.tolist()))
 
 
 def _state(i: int, seeds: Sequence[IntArray], histories: Any, digest: bytes) -> ReleaseState:
-    """The state before round i, of a seed and the name of its stream."""
+    """Makes the state before round i, from a seed and the name of its stream."""
     for array in (*seeds, *itertools.chain.from_iterable(histories)):
         array.flags.writeable = False
     values = dict(zip(("seed", "stream"), seeds, strict=True), histories=tuple(histories))
@@ -185,38 +186,38 @@ def _state(i: int, seeds: Sequence[IntArray], histories: Any, digest: bytes) -> 
 @final
 @dataclasses.dataclass(frozen=True, eq=False)
 class Release:
-    """Releases the sums of a run, with the noise of a claim.
+    """Releases the sums of a run's rounds with the noise of a claim: one row for each sum.
 
     Attributes:
       horizons: The claims or guarantees of the horizons that the run was extended to, the first one
         first. The last one has the rows, rounds and sigma of the whole run; a sigma of 0 adds no
-        noise. Epsilons, deltas and participation change nothing of what is released. Guarantees
-        stay what they are: nobody can alter them on the way here.
-      norm: The largest L2 norm of a client's vector, which sigma is in units of: the clip norm, or
-        that of the joint vector where clip norms adapt.
+        noise. Epsilons, deltas and participation do not affect the released numbers. Guarantees
+        cannot be altered on the way here.
+      norm: The largest L2 norm of a client's vector, the unit of sigma: the clip norm, or the norm
+        of the joint vector if clip norms adapt.
       sums: The grid of vectors, and the most of them in a sum.
       layout: The tensors of a vector; None for a release that :meth:`with_layout` gives one.
       record: The record of released sums; by default that of this process.
       is_on_disk: Whether rows are made in blocks and kept in files.
       directory: A private directory for these files.
-      label: The options of the caller that states must not change.
-      compiled: Returns faster functions, see ``draws.Engine``, or none. It is called where a vector
-        has a whole tile. Tiles of Z are compared with the kernel when a run begins or goes on, and
-        in each round.
+      label: The caller's options that must be the same for a state and its release.
+      compiled: Returns faster functions, see ``draws.Engine``, or none. It is called if a vector
+        has a whole tile. Tiles of Z are compared with the kernel when a run begins or continues,
+        and in each round.
       rows: The rows of noise as integers, for a Z of standard deviation one.
-      blocks: The blocks that rows are made in; None if they are made one by one.
+      blocks: The blocks in which rows are made; None if rows are made one by one.
       stddev: The standard deviation of Z, in the units of vectors; 0 without a layout.
-      digests: For each horizon of the run, the first one first, 32 bytes that bind rows, sigma and
-        norm, bit for bit, and grid, layout, storage and label.
+      digests: For each horizon of the run, the first one first, a digest of 32 bytes that differs
+        if rows, sigma, norm, grid, layout, storage or label differ in any bit.
       noise_digests: For each horizon, its rounds and the ``noise_digest`` of its claim, which the
-        record of sums has in the open.
+        record of sums shows openly.
 
     Raises:
-      NotProved: If the rows are none of the kernel's, do not continue those before, or noise that
-        is drawn covers less than the claim's sigma: a ValueError.
+      NotProved: If the rows are not of the kernel's classes, do not continue those of the horizon
+        before, or the drawn noise covers less than the claim's sigma. It is a ValueError.
       TypeError: If an argument has the wrong type.
-      ValueError: If roundings would take too much, the norm is below 1e-250, or integers would
-        overflow.
+      ValueError: If roundings would take too much of the noise, the norm is below 1e-250, or
+        integers would overflow.
     """
 
     horizons: Sequence[Claim | Guarantee]
@@ -241,7 +242,7 @@ class Release:
         for each, kind in ((self.sums, IntegerSums), (self.record, ReleaseRecord)):
             if type(each) is not kind:
                 raise TypeError(f"a release needs {kind.__name__}, found {numbers.shown(each)}.")
-        # Made anew, so that their numbers are those that constructors have checked.
+        # The claims are made anew, so that their numbers are those that constructors have checked.
         claims = tuple(map(claim_of, self.horizons))
         norm = numbers.positive_number(self.norm, "norm")
         if norm < integers.LEAST_NORM:
@@ -272,22 +273,22 @@ class Release:
         return self
 
     def __getstate__(self) -> dict[str, object]:
-        # Guarantees are not pickled, and their claims are.
+        # Guarantees cannot be pickled, so their claims are pickled in their place.
         return {**self.__dict__, "horizons": self._claims}
 
     @property
     def num_rounds(self) -> int:
-        """The number of rounds that there is noise for."""
+        """The number of rounds for which there is noise."""
         return self.noise_digests[-1][0]
 
     @property
     def digest(self) -> bytes:
-        """The last of ``digests``: a state of other bits is refused."""
+        """The last of ``digests``: a state with a digest of another release is refused."""
         return self.digests[-1]
 
     @property
     def has_noise(self) -> bool:
-        """Whether noise is added: without it, nothing is guaranteed."""
+        """Whether the release adds noise; without noise, nothing is guaranteed."""
         return self._claims[0].sigma > 0.0
 
     def with_layout(self, layout: RowLayout) -> "Release":
@@ -297,8 +298,8 @@ class Release:
           layout: The tensors.
 
         Raises:
-          NotProved: As the constructor does.
-          ValueError: As the constructor does.
+          NotProved: As the constructor raises it.
+          ValueError: As the constructor raises it.
         """
         if layout == self.layout:
             return self
@@ -308,18 +309,18 @@ class Release:
         return other
 
     def covered(self, num_parameters: int) -> float:
-        """Returns the sigma that the drawn noise covers, after all roundings.
+        """Returns the sigma for which the drawn noise is enough, after all roundings.
 
         Args:
-          num_parameters: The numbers of a vector.
+          num_parameters: The number of entries of a vector.
 
         Raises:
-          ValueError: If roundings would take too much.
+          ValueError: If roundings would take too much of the noise.
         """
         return self._noise(num_parameters)[1][-1]
 
     def _noise(self, num_parameters: int) -> tuple[float, list[float]]:
-        """The standard deviation of Z and the sigma that it covers of each horizon, in norms."""
+        """Returns the standard deviation of Z, and for each horizon the sigma covered, in norms."""
         first = self._claims[0].sigma
         if not self.has_noise:
             return 0.0, [0.0] * len(self._claims)
@@ -329,7 +330,7 @@ class Release:
         return drawn, [first, *(min(first, each) for each in later)]
 
     def start(self, fixed_seed: IntArray | None = None) -> ReleaseState:
-        """Returns the state of a new run: a fresh secret, and a fresh name of its stream.
+        """Returns the state of a new run, with a fresh secret seed and a fresh name of its stream.
 
         Args:
           fixed_seed: (2,) int64: the seed, in tests alone; None to draw it.
@@ -349,15 +350,15 @@ class Release:
         into: list[IntArray] | None = None,
         engine: Engine = PLAIN,
     ) -> list[IntArray]:
-        """Returns the clipped vector of a client, in steps.
+        """Returns the clipped vector of a client, as integers in quantization steps.
 
         Args:
           vector: The client's arrays, of the shapes of the layout.
-          into: As ``integers.clip_to_grid`` takes it.
-          engine: As there.
+          into: As in ``integers.clip_to_grid``.
+          engine: As in ``integers.clip_to_grid``.
 
         Returns:
-          An int64 array for each; all zeros if an entry is NaN or infinite.
+          An int64 array for each array; all zeros if an entry is NaN or infinite.
 
         Raises:
           ValueError: If the arrays have other shapes.
@@ -376,15 +377,15 @@ class Release:
         Args:
           state: The state before the round.
           vectors: The vector of each client, taken one by one.
-          scales: A number for each tensor, which its release is multiplied by. They were known
-            before the round.
+          scales: One number for each tensor, by which its release is multiplied. The numbers must
+            have been known before the round.
 
         Returns:
-          As :meth:`release` does.
+          As :meth:`release` returns them.
 
         Raises:
-          OSError: As there.
-          ReleaseError: As there.
+          OSError: As :meth:`release` raises it.
+          ReleaseError: As :meth:`release` raises it.
           ValueError: If vectors have other shapes.
         """
         shapes = self._known.shapes
@@ -406,26 +407,27 @@ class Release:
         num_clients: int,
         scales: Sequence[float],
     ) -> tuple[ReleaseState, list[FloatArray]]:
-        """Releases a sum with the round's row of noise.
+        """Adds the round's row of noise to a sum and releases the result; no row gets two sums.
 
         Args:
           state: The state before the round.
-          sums: The sum of what :meth:`clipped` returned for each client: exact, in int64. They are
-            copied first, so that what is added to them later is not in the release.
+          sums: The exact int64 sums of the arrays that :meth:`clipped` returned for the clients.
+            They are copied first, so that later changes to them are not in the release.
           num_clients: The number of clients.
-          scales: As :meth:`next` takes them.
+          scales: As in :meth:`next`.
 
         Returns:
           The next state, and a float64 array for each tensor: (sum + row) times its scale.
 
         Raises:
           OSError: If a directory cannot be written.
-          ReleaseError: If there is noise for no further round, there are more clients than a sum
+          ReleaseError: If there is no noise for a further round, there are more clients than a sum
             may have, the state is of another run, or the row was added to another sum.
-          TypeError: If the sums are no plain arrays of int64.
-          ValueError: If the sums have other shapes, or are larger than those of so many records.
+          TypeError: If the sums are not plain arrays of int64.
+          ValueError: If the sums have other shapes, or are larger than ``num_clients`` records
+            allow.
         """
-        # The sums of the record are those that are released.
+        # The sums are copied, so that the recorded sums are the released ones.
         sums = [*copy.deepcopy(sums)]
         number = numbers.integer_at_least(num_clients, 0, "num_clients")
         i = self._next_round(state)
@@ -435,7 +437,8 @@ class Release:
             raise ReleaseError(f"More than {most} clients reported: their sum could overflow.")
         if not self.has_noise:
             return self._following(state, ()), self.added(i, sums, sums, scales)
-        # Two releases of the same sums and row in different steps would reveal the sums.
+        # The digest binds step and scales too: two releases of the same sums and row in different
+        # steps would reveal the sums.
         step = float(self.rows.steps[i] * self.stddev)
         how = repr((self.digest, self._known, step, [float(scale) for scale in scales]))
         digest = numbers.digest(how, sums, state.seed.tobytes())
@@ -448,14 +451,14 @@ class Release:
     def added(
         self, i: int, sums: Sequence[IntArray], row: Sequence[IntArray], scales: Sequence[float]
     ) -> list[FloatArray]:
-        """Returns the release of a sum and a row, without a record of it.
+        """Returns the release of a sum and a row, without looking at the record.
 
         Args:
           i: The round.
           sums: The int64 sums of records.
           row: The row of noise, an array of integers for each of ``sums``. Without noise, nothing
             is added.
-          scales: As :meth:`next` takes them.
+          scales: As in :meth:`next`.
 
         Returns:
           A float64 array for each sum.
@@ -468,7 +471,8 @@ class Release:
             found, each, noise = piece
             wide = each.astype(np.float64)
             if self.has_noise:
-                # The release is a function of these integers: its roundings are post-processing.
+                # The release is a function of these integers, so later floating-point roundings are
+                # post-processing.
                 whole = np.rint(wide * unit / step).astype(np.int64) + noise
                 np.multiply(whole.astype(np.float64), step * scale, out=found)
             else:
@@ -481,35 +485,35 @@ class Release:
         return released
 
     def spend(self, state: ReleaseState) -> ReleaseState:
-        """Gives up a round: its row of noise is never released from now on.
+        """Gives up a round: its row of noise must never be released from now on.
 
         Args:
           state: The state before the round.
 
         Returns:
-          The state after it.
+          The state after the round.
 
         Raises:
           OSError: If a directory cannot be written.
-          ReleaseError: If there is noise for no further round, or the state is of another run.
+          ReleaseError: If there is no noise for a further round, or the state is of another run.
         """
         i = self._next_round(state)
         self.record.spend(state.stream_name, i)
         return self._following(state, self._next_row(state)[1] if self.has_noise else ())
 
     def check_state(self, state: ReleaseState) -> None:
-        """Checks that a state is of this run, or of one that it extends.
+        """Raises ReleaseError unless a state is of this run, or of a run that this one extends.
 
         Args:
           state: The state.
 
         Raises:
-          ReleaseError: If it is of another run.
-          TypeError: If it is no state.
+          ReleaseError: If the state is of another run.
+          TypeError: If the argument is not a state.
         """
         if type(state) is not ReleaseState:
             raise TypeError(f"a release needs its own state, found {numbers.shown(state)}.")
-        # Before the first round, tensors need not be known.
+        # Before the first round, a state may be of a release whose tensors were not known yet.
         known = self.digests if state.round_index else (*self.digests, *self._digests_with(None))
         if state.digest not in known:
             raise ReleaseError(
@@ -518,13 +522,13 @@ class Release:
             )
 
     def arrays_of(self, state: ReleaseState) -> dict[str, RealArray]:
-        """Returns a state as arrays, which :meth:`state_of` takes back. They have the secret seed.
+        """Returns a state as arrays with its secret seed, which :meth:`state_of` reads again.
 
         Args:
           state: The state.
 
         Raises:
-          ReleaseError: If it is of another run.
+          ReleaseError: If the state is of another run.
         """
         self.check_state(state)
         seeds, release = (state.seed, state.stream), np.frombuffer(state.digest, np.uint8)
@@ -534,15 +538,15 @@ class Release:
         return {**arrays, "digest": np.frombuffer(_digest_of(arrays), np.uint8)}
 
     def state_of(self, arrays: Mapping[str, Any]) -> ReleaseState:
-        """Returns the state that :meth:`arrays_of` wrote, of this run or one that it extends.
+        """Returns the state that :meth:`arrays_of` wrote, for this run or a run that it extends.
 
         Args:
-          arrays: The arrays, among others.
+          arrays: The arrays; other entries are ignored.
 
         Raises:
-          KeyError: If one is missing.
+          KeyError: If an array is missing.
           ReleaseError: If the state is of another run.
-          ValueError: If a number was altered.
+          ValueError: If a number was altered since it was written.
         """
         numbered = map("history_{}".format, itertools.count())
         names = [*itertools.takewhile(lambda name: name in arrays, numbered)]
@@ -563,7 +567,7 @@ class Release:
         return Engine.of_size(size, *functions)
 
     def _check_compiled(self) -> None:
-        """Raises ReleaseError if a function of others draws another tile than the kernel."""
+        """Raises ReleaseError if a compiled function draws other noise than the kernel."""
         if self.layout is not None:
             with self._engine() as engine:
                 if engine.fill_tile is not None:
@@ -580,7 +584,7 @@ class Release:
             object.__setattr__(self, name, value)
 
     def _bind(self) -> None:
-        """Sets the attributes that follow from the layout, or raises ValueError."""
+        """Computes the attributes that follow from the layout, or raises ValueError."""
         self._set(digests=self._digests_with(self.layout), stddev=0.0)
         if self.layout is None:
             return
@@ -603,7 +607,7 @@ class Release:
         return tuple(numbers.digest(repr((options, each))) for each in claims)
 
     def _next_round(self, state: ReleaseState) -> int:
-        """The round that comes next; raises ReleaseError if this run has no noise for it."""
+        """Returns the next round's index; raises ReleaseError if there is no noise for it."""
         self.check_state(state)
         if state.round_index >= self.num_rounds:
             most = f"There is noise for {self.num_rounds} rounds"
@@ -611,7 +615,7 @@ class Release:
         return state.round_index
 
     def _check_sums(self, sums: Sequence[IntArray], number: int) -> None:
-        """Raises TypeError or ValueError unless this number of records can have these sums."""
+        """Raises TypeError or ValueError unless ``number`` clipped records can have these sums."""
         shapes, largest = self._known.shapes, number * self.sums.steps_per_clip_norm
         if len(sums) != len(shapes):
             raise ValueError(f"sums must be {len(shapes)} arrays, found {len(sums)}.")
@@ -620,13 +624,14 @@ class Release:
                 raise TypeError(f"sums must be plain arrays of int64, found {type(array)}.")
             if array.shape != shape:
                 raise ValueError(f"a sum has shape {array.shape}, and its tensor {shape}.")
-            # A residue of a negative sum would tell more of a client than its clip norm.
+            # A negative sum that was taken modulo a power of two would reveal more of a client than
+            # its clip norm allows.
             if np.any(array > largest) or np.any(array < -largest):
                 how = "take sums modulo a power of two with their sign"
                 raise ValueError(f"no {number} records have such a sum: {how}.")
 
     def _next_row(self, state: ReleaseState) -> tuple[list[IntArray], list[tuple[RealArray, ...]]]:
-        """The row of each segment, in steps, and the histories after it."""
+        """Returns the next row of each segment, in steps, and the histories after the round."""
         i, segments = state.round_index, self._known.segments
         if self.blocks is not None:
             if self.directory is None:
@@ -653,9 +658,9 @@ class Release:
 
 
 def _continues(first: NoiseRecursion, whole: NoiseRecursion) -> bool:
-    """Whether rows begin with those of another noising matrix, bit for bit."""
+    """Returns whether the rows of a longer noising matrix begin with those of a shorter one."""
     number = first.num_rounds
-    # The same weights of rows of Z and of rows of the noise make other rows.
+    # Weights of rows of Z, and equal weights of rows of the noise, make different rows.
     if first.draws_earlier_rows_of_z != whole.draws_earlier_rows_of_z:
         return False
     if whole.num_rounds < number or not np.array_equal(first.diagonal, whole.diagonal[:number]):
@@ -667,19 +672,19 @@ def _continues(first: NoiseRecursion, whole: NoiseRecursion) -> bool:
 
 
 def _digest_of(arrays: Mapping[str, RealArray]) -> bytes:
-    """A digest of all numbers of a state, keyed by its seed."""
+    """Returns a digest of all numbers of a state, keyed by the seed of the state."""
     return numbers.digest(repr([*arrays]), arrays.values(), arrays["seed"].tobytes())
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RowsInFiles:
-    """Rows of one noising matrix and one seed in files, made in blocks.
+    """Rows of one noising matrix and one seed, which are made in blocks and cached in files.
 
     Attributes:
-      rows: The mechanism's rows.
-      blocks: The blocks that they are made in.
+      rows: The mechanism's rows as integers.
+      blocks: The blocks in which rows are made.
       seed: (2,) int64: the stream's secret.
-      directory: A private directory, of this stream alone.
+      directory: A private directory for this stream alone.
     """
 
     rows: IntegerRows
@@ -688,23 +693,24 @@ class RowsInFiles:
     directory: pathlib.Path
 
     def row(self, segment: Segment, i: int, engine: Engine = PLAIN) -> IntArray:
-        """Returns a row of a segment, (segment.size,) int64 in steps; makes its block if need be.
+        """Returns a segment's row, (segment.size,) int64 in steps; makes its block if needed.
 
-        Of the next block, it makes a share of the tiles, so that no round makes a whole block.
+        Each round also makes a share of the next block's tiles, so that no round makes a whole
+        block.
 
         Args:
-          segment: The part of the row.
-          i: The round, of those that there are.
+          segment: The segment of the row.
+          i: The round, from 0.
           engine: How tiles are made.
 
         Raises:
           OSError: If the directory cannot be written.
-          ReleaseError: If a function of others draws other numbers than the kernel.
+          ReleaseError: If a compiled function draws other numbers than the kernel.
         """
         block = int(np.searchsorted(self.blocks.starts, i, side="right")) - 1
         start, end = self.blocks.rounds(block)
         row = np.empty(segment.size, np.int64)
-        # The tiles of the next block that this round makes.
+        # The range of tiles whose part of the next block is made in this round.
         places = np.array([i - start, i - start + 1])
         first, last = segment.num_tiles * places // (end - start)
 
@@ -722,7 +728,7 @@ class RowsInFiles:
         return row
 
     def _make(self, tile: Segment, block: int, engine: Engine) -> IntArray:
-        """Makes and writes the rows of a block, (rows, size) int32."""
+        """Makes the rows of a block in one tile, (rows, size) int32, and writes them to files."""
         blocks, unit = self.blocks, self.rows.recursion.normalised
         start, vectors = int(blocks.starts[block]), unit.num_state_vectors
         kept = range(start - blocks.num_earlier_rows(block), start)
@@ -743,7 +749,7 @@ class RowsInFiles:
                 self._write(tile, f"state-{number + 1}", state)
             rows = [*rows, *made]
             rows = rows[max(0, len(rows) - unit.num_earlier_rows) :]
-        # Files that neither the block before this one nor a later block needs.
+        # The loop removes files that neither the block before this one nor a later block needs.
         begin = int(blocks.starts[max(block - 1, 0)])
         oldest = {"row": begin - unit.num_earlier_rows, "state": block - 1}
         for path in self._path(tile, "").iterdir():
@@ -753,7 +759,7 @@ class RowsInFiles:
         return made
 
     def _row_of_z(self, tile: Segment, engine: Engine, first: int, number: int) -> IntArray:
-        # Threads are for tiles.
+        # Threads work on different tiles, so each tile is computed on one thread.
         alone = dataclasses.replace(engine, pool=None)
         return tile.row_of_z(self.seed, first + number, alone)
 
@@ -761,7 +767,7 @@ class RowsInFiles:
         return self.directory / f"tile-{tile.first_tile}" / name
 
     def _read(self, tile: Segment, name: str, dtype: Any) -> Any:
-        """The numbers of a file, flat; None if it is missing or damaged, or not of this name."""
+        """Returns the numbers of a file; None if it is missing, damaged or of another name."""
         try:
             contents = self._path(tile, name).read_bytes()
         except OSError:
@@ -773,34 +779,35 @@ class RowsInFiles:
     def _write(self, tile: Segment, name: str, kept: RealArray) -> None:
         body, path = np.ascontiguousarray(kept).tobytes(), self._path(tile, name)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Nobody else may read it, also in a folder that others may.
+        # The file gets permissions for its owner alone, also in a folder that others may read.
         path.touch(0o600)
-        # A file that a kill cut off is made again, as those that are damaged.
+        # If the process is killed while it writes, the digest does not fit, and the file is made
+        # again.
         path.write_bytes(self._digest(tile, name, body) + body)
 
     def _digest(self, tile: Segment, name: str, body: bytes) -> bytes:
-        """Nothing else has it: another seed, matrix, tile, round or size."""
+        """Returns a file's digest, which also depends on seed, matrix, tile, round and size."""
         label = f"{tile.dtype} {tile.size} {tile.first_tile} {name}"
         return numbers.digest(label, [np.frombuffer(body, np.uint8)], self._key)
 
     @functools.cached_property
     def _key(self) -> bytes:
-        """Digest of these rows, which those of another stream or matrix do not have."""
+        """A digest of the rows' matrix, steps, blocks and seed, the key of the digests in files."""
         starts, seed = self.blocks.starts.tolist(), self.seed.tolist()
         made = [NOISE_FORMAT, self.rows.shift, starts, seed]
         return self.rows.recursion.fingerprint(made)
 
 
 def _write_durably(path: pathlib.Path, content: bytes, *, replaces: bool) -> None:
-    """Writes a private file, and its name, to the disk: readers find the whole file or none.
+    """Writes a private file durably: readers find the whole file or none, also after a crash.
 
     Args:
-      path: The file. Its folder is made if it is missing.
+      path: The path of the file. Its folder is made if it is missing.
       content: The content.
-      replaces: Whether a file that is there is replaced; it stays otherwise.
+      replaces: Whether an existing file is replaced; otherwise it stays.
 
     Raises:
-      OSError: If it cannot be written.
+      OSError: If the file cannot be written.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor, partial = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
@@ -812,7 +819,7 @@ def _write_durably(path: pathlib.Path, content: bytes, *, replaces: bool) -> Non
         if replaces:
             os.replace(partial, path)
         else:
-            # Unlike a renaming, it fails where the name is taken.
+            # Unlike renaming a file, linking it fails if the name is taken.
             with contextlib.suppress(FileExistsError):
                 os.link(partial, path)
     finally:

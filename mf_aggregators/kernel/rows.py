@@ -1,4 +1,4 @@
-"""Noising matrices C^-1 as data, and how their rows follow from one another.
+"""Noising matrices C^-1 as arrays, and how each row of the noise C^-1 Z follows from earlier ones.
 
 Row i of C^-1 Z is needed in round i and never before, and no mechanism needs a later row of Z
 for it. So rows are made one after another, or in blocks, in NumPy (``kernel.integers``) and in the
@@ -86,37 +86,43 @@ from scipy.linalg.lapack import dtrtri
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import FloatArray, IntArray, NotProved
 
-# The fewest rows in a block of covariances.
+# The fewest rows of a block when covariances of rows are computed.
 _FEWEST_ROWS = 64
-# A block of rows that draws each row of Z once: larger blocks read kept rows less often, and hold
-# more rows. A block that draws earlier rows of Z again: larger blocks draw fewer.
+# The most rows in a block, if each row of Z is drawn once (larger blocks read the kept rows less
+# often, and hold more rows), and if earlier rows of Z are drawn again (larger blocks draw fewer
+# rows).
 _ROWS_PER_BLOCK, _ROWS_PER_REDRAWING_BLOCK = 64, 128
-# With many bands, many rows are kept, and a block should add little to them.
+# From this number of earlier rows on, blocks have fewer rows: they should add little to the memory
+# of the rows that are kept.
 _MANY_EARLIER_ROWS = 128
 _FEWEST_ROWS_PER_BLOCK = 24
 _EARLIER_ROWS_PER_ROW_OF_BLOCK = 14
-# The least scale of scaled rows; the largest is its inverse.
+# The least scale of a row of a scaled matrix; the largest scale is its inverse.
 LEAST_SCALE = 1e-50
 
 
 class NoiseRecursion(abc.ABC):
-    """A noising matrix: how the rows of C^-1 Z follow from one another.
+    """A noising matrix C^-1: how the rows of C^-1 Z follow from Z and from earlier rows.
 
-    Each kind of matrix is a subclass. ``transition`` has the weights of its rows.
+    Each kind of matrix is a subclass. Its method ``transition`` returns the weights of its rows.
 
     Constructors copy their arrays and make them read-only, so that a matrix stays the one that was
-    checked. They raise ValueError for a number that is not finite, also in entries that do not
-    count: NumPy may leave such an entry out, and a graph multiplies it by zero, which gives NaN.
+    checked. They raise ValueError for a number that is not finite, even in entries that are not
+    used: NumPy may leave such an entry out, and a graph multiplies it by zero, which gives NaN.
 
     Attributes:
       num_rounds: The number of rounds n.
-      draws_earlier_rows_of_z: Whether rows need rows of Z from before their round, and follow from
-        them alone. All others follow from the rows of the noise before them.
-      num_earlier_rows: The rows of the noise that a row needs: b - 1 for b bands, else none.
-      num_state_vectors: The state vectors that are kept between rounds: accumulators, or of a
-        recurrence.
-      rows_of_z_per_round: The rows of Z that the most expensive round draws, earlier rows included.
-      is_toeplitz: Whether the matrix is known to be the same in all rounds.
+      draws_earlier_rows_of_z: Whether rows of the noise follow from rows of Z, earlier ones
+        included. If it is False, they follow from the round's row of Z and from earlier rows of the
+        noise.
+      num_earlier_rows: The number of earlier rows of the noise that a row needs: b - 1 for b bands,
+        and otherwise 0.
+      num_state_vectors: The number of state vectors that are kept between rounds, which are
+        accumulators or those of a recurrence.
+      rows_of_z_per_round: The number of rows of Z that the most expensive round draws, earlier rows
+        included.
+      is_toeplitz: Whether the matrix is known to be Toeplitz: its weights are the same in all
+        rounds.
     """
 
     num_rounds: int
@@ -133,17 +139,19 @@ class NoiseRecursion(abc.ABC):
     def _freeze(
         self, name: str, *shape: int | None, end: int | None = None, has_lags: bool = False
     ) -> None:
-        """Replaces a field of a new noising matrix by a checked, read-only copy of its numbers.
+        """Replaces a field of a new noising matrix by a checked, read-only copy.
 
         Args:
-          name: The field.
-          *shape: Its shape; None for any length above zero.
-          end: For indices, which become int64: they are below it. Others become float64.
-          has_lags: Whether the last axis has lags: entries of those that reach before the first
-            round become zero. Tables with a row for each round have entry [i, t] for lag t.
+          name: The name of the field.
+          *shape: The shape that it must have; None for any length above zero.
+          end: For an array of indices, which become int64: all must be below this number. None for
+            other arrays, which become float64.
+          has_lags: Whether the last axis is that of lags: entries of lags that reach before the
+            first round become zero. Tables with a row for each round have entry [i, t] for lag t.
 
         Raises:
-          ValueError: If it has another shape, or a number that is not finite or no index.
+          ValueError: If the field has another shape, or a number that is not finite or not a valid
+            index.
         """
         given, label = getattr(self, name), f"{name} of {type(self).__name__}"
         with np.errstate(invalid="ignore"):
@@ -155,29 +163,31 @@ class NoiseRecursion(abc.ABC):
             raise ValueError(f"{label} must have shape {wanted}, found {array.shape}.")
         if not np.all(np.isfinite(array)):
             raise ValueError(f"{label} must be finite, also in entries that no row needs.")
-        # NumPy counts negative indices from the end, and a graph does not.
+        # Negative indices are refused: NumPy counts them from the end, and a TensorFlow graph does
+        # not.
         if end is not None and np.any((array != np.asarray(given)) | (array < 0) | (array >= end)):
             raise ValueError(f"{label} must be integers of at least 0 and below {end}.")
         if has_lags and len(array) > 1:
             array[: array.shape[1]] = np.tril(array[: array.shape[1]])
         elif has_lags:
             array[:, self.num_rounds :] = 0.0
-        # No flag makes it writeable again.
+        # A read-only buffer cannot be made writeable again by a flag.
         self._set(**{name: np.asarray(array.data.toreadonly())})
 
     def __reduce__(self) -> Any:
-        # Copies and pickles are made by the constructor: NumPy's own can be written to.
+        # Copying and unpickling call the constructor, because a copy that NumPy makes could be
+        # written to.
         fields = dataclasses.fields(self)  # type: ignore[arg-type]
         return type(self), tuple(getattr(self, field.name) for field in fields)
 
     @property
     def reach(self) -> int:
-        """The rows from one on that its roundings, and entries of its column of C, may move."""
+        """The number of rows, from its own on, that a round's column of C and roundings reach."""
         is_far = self.draws_earlier_rows_of_z or self.num_state_vectors > 0
         return self.num_rounds if is_far else self.num_earlier_rows + 1
 
     def first_row_of_z(self, first_round: int) -> int:
-        """Returns the first row of Z that the noise of a round needs, both counted from 0."""
+        """Returns the first row of Z that the noise of a round needs, counted from 0."""
         return max(0, first_round - self.rows_of_z_per_round + 1)
 
     @property
@@ -187,58 +197,61 @@ class NoiseRecursion(abc.ABC):
 
     @functools.cached_property
     def normalised(self) -> "NoiseRecursion":
-        """The noising matrix of the rows of C^-1 Z over the diagonal of C^-1.
+        """The noising matrix with each row divided by its diagonal entry, which becomes 1.
 
         Raises:
           ValueError: If the diagonal has a zero: C would have no inverse.
         """
         if not np.all(self.diagonal):
             raise ValueError("the diagonal of C^-1 must have no zero: C has an inverse.")
-        # The constructor of the normalised noising matrix refuses infinite entries.
+        # Infinite entries may result, and the constructor of the normalised noising matrix refuses
+        # them.
         with np.errstate(all="ignore"):
             return self._with_unit_diagonal()
 
     @abc.abstractmethod
     def _with_unit_diagonal(self) -> "NoiseRecursion":
-        """Returns the noising matrix of the rows over the diagonal."""
+        """Returns the noising matrix with each row divided by its diagonal entry."""
 
     @abc.abstractmethod
     def transition(self, start: int, end: int) -> FloatArray:
-        """Returns the weights that make the rows of a block of rounds, for a normalised matrix.
+        """Returns the weights that make a block's rows from earlier rows; for normalised ones.
 
         Args:
           start: The first round.
           end: The round after the last.
 
         Returns:
-          (end - start + m, earlier rows + m + driving rows) float64 for m state vectors. First what
-          the rows are beside the row of Z of their round, and then the state vectors at ``end``:
-          from the last ``num_earlier_rows`` rows before ``start`` (oldest first; fewer in the
-          first rounds), the state vectors at ``start``, and the driving rows. Those are the rows of
-          Z from ``first_row_of_z(start)`` on if ``draws_earlier_rows_of_z``, and the block's own
-          rows otherwise. No row has a weight for itself or for a later one.
+          (end - start + m, earlier rows + m + driving rows) float64 for m state vectors. The first
+          end - start rows of the array are the weights of the block's rows, without the row of Z of
+          their own round; the last m are those of the state vectors at ``end``. The weights are for
+          the last ``num_earlier_rows`` rows before ``start`` (oldest first; fewer in the first
+          rounds), the state vectors at ``start``, and the driving rows. The driving rows are the
+          rows of Z from ``first_row_of_z(start)`` on if ``draws_earlier_rows_of_z``, and the
+          block's own rows otherwise. No row has a weight for itself or for a later row.
         """
 
     def _signature(self, start: int, end: int) -> object:
-        """An object that is equal for blocks of equal transitions; None if that is not known."""
+        """Returns a key that is equal for blocks with equal transitions; None if none is known."""
         if not self.is_toeplitz:
             return None
         first = start - self.first_row_of_z(start)
         return end - start, min(self.num_earlier_rows, start), first
 
     def linear_map(self, start: int, end: int) -> FloatArray:
-        """Returns rows and state vectors of a block as a linear function of earlier ones and of Z.
+        """Returns a block's rows and state vectors as a linear map of earlier ones and of Z.
 
-        For a normalised matrix.
+        The matrix must be normalised.
 
         Args:
           start: The first round.
           end: The round after the last.
 
         Returns:
-          (end - start + m, k + end - start) float64 for m state vectors. First the rows of rounds
-          ``start`` to ``end - 1``, and then the state vectors at ``end``: from the k columns before
-          the block's own in ``transition``, and from the rows of Z of its rounds.
+          (end - start + m, k + end - start) float64 for m state vectors. The first end - start rows
+          give the rows of the noise in rounds ``start`` to ``end - 1``, and the last m the state
+          vectors at ``end``. The columns are the k columns of ``transition`` that come before the
+          block's own, and then the rows of Z of the block's rounds.
         """
         size, matrix = end - start, self.transition(start, end)
         before, own = matrix[:, :-size], matrix[:, -size:]
@@ -255,19 +268,20 @@ class NoiseRecursion(abc.ABC):
         return np.vstack([rows, vectors])
 
     def row_norms(self) -> tuple[FloatArray, FloatArray]:
-        """Returns the L2 norms of rows and of state vectors, as combinations of rows of Z.
+        """Returns the L2 norms of rows of noise and of state vectors, as combinations of rows of Z.
 
-        For a normalised matrix. They are standard deviations, if numbers of Z are independent with
-        a standard deviation of one, and follow from the covariances of what is kept, block by
-        block: in O(n b^2) for b bands.
+        The matrix must be normalised. The norms are standard deviations if numbers of Z are
+        independent with a standard deviation of one. They follow from the covariances of the kept
+        rows and vectors, block by block: in O(n b^2) operations for b bands.
 
         Returns:
-          (n,) float64, those of the rows, and (m,), the largest of each state vector in any round;
-          infinite or NaN where a norm is beyond floats.
+          (n,) float64 norms of the rows, and (m,) the largest norm of each state vector in any
+          round; infinite or NaN if a norm is beyond floats.
         """
         vectors, size = self.num_state_vectors, max(self.num_earlier_rows, _FEWEST_ROWS)
         if vectors and not self.draws_earlier_rows_of_z:
-            # State vectors may be larger within a block than at its end.
+            # With state vectors, each round is a block: a state vector may be larger within a
+            # longer block than at its end.
             size = 1
         maps: dict[object, FloatArray] = {}
         squares, most = np.empty(self.num_rounds), np.zeros(vectors)
@@ -278,7 +292,8 @@ class NoiseRecursion(abc.ABC):
                 key = self._signature(start, end)
                 if key is None or key not in maps:
                     maps[key] = self.linear_map(start, end)
-                # Rows of Z are independent of kept rows and state vectors.
+                # The block's rows of Z are independent of the kept rows and state vectors, so
+                # covariances add up.
                 kept, of_z = np.split(maps[key], [len(covariance)], axis=1)
                 after = kept @ covariance @ kept.T + of_z @ of_z.T
                 rows = end - start
@@ -289,12 +304,11 @@ class NoiseRecursion(abc.ABC):
             return np.sqrt(squares), np.sqrt(most)
 
     def fingerprint(self, described: Any) -> bytes:
-        """Returns a digest of a description and of these rows, bit for bit.
+        """Returns a digest of a description and of all numbers of this matrix, bit for bit.
 
-        Rows of the same numbers but of another class, dtype or shape have another digest, and so
-        have rows that differ in the last bit of one number. So a state fits the rows of a file that
-        was saved, or of the same search on the same machine. Another machine may round a search
-        otherwise.
+        Matrices of other classes, dtypes or shapes have other digests, and so do matrices that
+        differ in the last bit of one number. So a state fits the rows of a file that was saved, or
+        of the same search on the same machine. Another machine may round a search otherwise.
 
         Args:
           described: Numbers, texts, None and truth values, in mappings with texts as names, lists
@@ -306,7 +320,7 @@ class NoiseRecursion(abc.ABC):
         fields: Any = self
         values = {each.name: getattr(self, each.name) for each in dataclasses.fields(fields)}
         arrays = {name: each for name, each in values.items() if isinstance(each, np.ndarray)}
-        # The shortest text of a float is that of no other float.
+        # JSON writes the shortest text of a float, which no other float has.
         others = {
             name: each.fingerprint(None).hex() if isinstance(each, NoiseRecursion) else each
             for name, each in values.items()
@@ -318,15 +332,15 @@ class NoiseRecursion(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BandedNoise(NoiseRecursion):
-    """C has few bands: row i follows from row i of Z and the b - 1 rows before it.
+    """A C with b bands: row i of the noise follows from row i of Z and the b - 1 rows before it.
 
     The rows follow by forward substitution (BandMF Sec. 2, Alg. 9):
     ``sum_{t=0}^{b-1} bands[i, t] Y[i - t] = Z[i]``.
 
     Attributes:
       num_rounds: n.
-      bands: (n, b) float64, or (1, b) where all rounds have the same (C is Toeplitz); entry
-        [i, 0] is not zero, and entries for rows before the first become zero. By default C = I.
+      bands: (n, b) float64, or (1, b) if all rounds have the same bands (C is Toeplitz); entry [i,
+        0] is not zero, and entries for rows before the first become zero. By default C = I.
     """
 
     num_rounds: int
@@ -340,7 +354,7 @@ class BandedNoise(NoiseRecursion):
 
     @property
     def diagonal(self) -> FloatArray:
-        """One over the first band, (n,) float64."""
+        """The diagonal of C^-1, (n,) float64: one over the first band of C."""
         return np.asarray(np.ones(self.num_rounds) / self.bands[:, 0])
 
     def _with_unit_diagonal(self) -> NoiseRecursion:
@@ -349,14 +363,14 @@ class BandedNoise(NoiseRecursion):
         return BandedNoise(self.num_rounds, self.bands / self.bands[np.maximum(columns, 0), 0])
 
     def transition(self, start: int, end: int) -> FloatArray:
-        """Returns minus the entries of C off its diagonal, for earlier rows and the block's own."""
+        """Returns C's entries off the diagonal, negated, as weights of earlier rows of noise."""
         columns = min(self.num_earlier_rows, start) + end - start
         return 0.0 - _below_diagonal(self.bands, start, end, columns)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class WindowNoise(NoiseRecursion):
-    """C^-1 is banded plus low rank: row i combines the last p rows of Z and r accumulators.
+    """A C^-1 that is banded plus low rank: rows combine the last p rows of Z and r accumulators.
 
     ``Y[i] = sum_{t=0}^{p-1} window[i, t] Z[i - t] + left[i] . beta_i``
     with ``beta_i = beta_{i-1} + right[j] Z[j]``, j = i - p + 1 (Denisov et al. Alg. 3;
@@ -364,8 +378,8 @@ class WindowNoise(NoiseRecursion):
 
     Attributes:
       num_rounds: n.
-      window: (n, p) float64, or (1, p) where all rounds have the same; entries for rows
-        before the first become zero.
+      window: (n, p) float64, or (1, p) if all rounds have the same weights; entries for rows before
+        the first become zero.
       left: (n, r) float64; r = 0 without accumulators.
       right: (n, r) float64.
     """
@@ -382,16 +396,17 @@ class WindowNoise(NoiseRecursion):
         self._freeze("left", rounds, rank)
         self._freeze("right", rounds, rank)
         self._set(num_state_vectors=rank, rows_of_z_per_round=self.window.shape[1])
-        # Rows of Z leave the window for accumulators.
+        # A row of Z leaves the window for the accumulators, so earlier rows of Z have to be drawn
+        # again.
         self._set(draws_earlier_rows_of_z=True, is_toeplitz=len(self.window) == 1 and not rank)
 
     @property
     def diagonal(self) -> FloatArray:
-        """The first of the window's numbers of each round, (n,) float64."""
+        """The diagonal of C^-1, (n,) float64: the window's weight of the round's own row of Z."""
         entries = np.broadcast_to(self.window[:, 0], self.num_rounds)
         if self.rows_of_z_per_round > 1:
             return entries
-        # The row of Z leaves the window in its own round.
+        # With a window of one row, the row of Z enters the accumulators in its own round.
         return np.asarray(entries + np.sum(self.left * self.right, axis=1))
 
     def _with_unit_diagonal(self) -> NoiseRecursion:
@@ -401,15 +416,15 @@ class WindowNoise(NoiseRecursion):
         return dataclasses.replace(self, window=self.window * rows, left=self.left * rows)
 
     def transition(self, start: int, end: int) -> FloatArray:
-        """Returns the window's diagonals, and the accumulators of rows that leave the window."""
+        """Returns the weights of rows of Z in the window, and of accumulators after the window."""
         first, length = self.first_row_of_z(start), self.rows_of_z_per_round
         of_z = _below_diagonal(self.window, start, end, end - first)
         if not self.num_state_vectors:
             return of_z
         rows_of_z, left, right = np.arange(first, end), self.left[start:end], self.right[first:end]
         lags = np.arange(start, end)[:, np.newaxis] - rows_of_z
-        # The accumulators at the start hold rows up to start - length. A row's own row of Z has no
-        # weight here, even where it leaves the window at once.
+        # The accumulators at the start hold rows of Z up to start - length. The row of Z of a row's
+        # own round has no weight here, even if it leaves the window in that round.
         is_new = rows_of_z > start - length
         of_z += np.where(is_new & (lags >= max(length - 1, 1)), left @ right.T, 0.0)
         leaves = np.where(is_new & (rows_of_z <= end - length), right.T, 0.0)
@@ -418,14 +433,14 @@ class WindowNoise(NoiseRecursion):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StateSpaceNoise(NoiseRecursion):
-    """A linear recurrence over m state vectors S, which start at zero.
+    """A C^-1 that is a linear recurrence over m state vectors S, which start at zero.
 
     With p = phases[i], the recurrence of round i is
     ``Y[i] = gains[p] Z[i] + outputs[p] . S`` and, for each state vector d,
     ``S'[d] = decays[p, d] S[sources[p, d]] + feedbacks[p, d] Y[i]``.
 
     Attributes:
-      phases: (n,) int64: which of the P sets of weights each round uses.
+      phases: (n,) int64: the index of the set of weights, of P sets, that each round uses.
       gains: (P,) float64.
       outputs: (P, m) float64.
       sources: (P, m) int64.
@@ -452,7 +467,7 @@ class StateSpaceNoise(NoiseRecursion):
 
     @property
     def diagonal(self) -> FloatArray:
-        """The gain of each round, (n,) float64."""
+        """The diagonal of C^-1, (n,) float64: the gain of each round."""
         return np.asarray(self.gains[self.phases])
 
     def _with_unit_diagonal(self) -> NoiseRecursion:
@@ -461,7 +476,7 @@ class StateSpaceNoise(NoiseRecursion):
         return dataclasses.replace(self, gains=np.ones_like(self.gains), **changed)
 
     def transition(self, start: int, end: int) -> FloatArray:
-        """Applies the recurrence to one unit vector for each state vector and each row."""
+        """Returns a block's weights, from the recurrence of unit vectors of state and rows."""
         vectors, size = self.num_state_vectors, end - start
         rows, state = np.zeros((size, vectors + size)), np.eye(vectors, vectors + size)
         for row, phase in enumerate(self.phases[start:end]):
@@ -476,12 +491,12 @@ class StateSpaceNoise(NoiseRecursion):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ScaledNoise(NoiseRecursion):
-    """C = P T D, with T Toeplitz and P, D diagonal: Y = D^-1 T^-1 (P^-1 Z).
+    """A C = P T D, with T Toeplitz and P, D diagonal: the noise is Y = D^-1 T^-1 (P^-1 Z).
 
     Attributes:
-      inner: The rows of T^-1 Z, the same in all rounds, of another class than this one.
+      inner: The noising matrix T^-1, which is Toeplitz and is not a ScaledNoise itself.
       scales: (n,) float64: the diagonal of P^-1, from 1e-50 to 1e50.
-      row_scales: (n,) float64: the diagonal of D^-1, likewise.
+      row_scales: (n,) float64: the diagonal of D^-1, from 1e-50 to 1e50.
     """
 
     inner: NoiseRecursion
@@ -499,13 +514,14 @@ class ScaledNoise(NoiseRecursion):
         for name in ("scales", "row_scales"):
             self._freeze(name, self.num_rounds)
             scales = getattr(self, name)
-            # Products of both kinds, and squares of those, are within floats.
+            # With these limits, products of both kinds of scales, and squares of the products, are
+            # within floats.
             if not np.all((scales >= LEAST_SCALE) & (scales <= 1.0 / LEAST_SCALE)):
                 raise ValueError(f"{name} of ScaledNoise must be from 1e-50 to 1e50, above zero.")
 
     @property
     def diagonal(self) -> FloatArray:
-        """The product of both scales and the inner diagonal, (n,) float64."""
+        """The diagonal of C^-1, (n,) float64: the product of both scales and the inner diagonal."""
         return np.asarray(self.row_scales * self.inner.diagonal * self.scales)
 
     def _with_unit_diagonal(self) -> NoiseRecursion:
@@ -514,9 +530,9 @@ class ScaledNoise(NoiseRecursion):
         return ScaledNoise(self.inner.normalised, self.scales, 1.0 / self.scales)
 
     def transition(self, start: int, end: int) -> FloatArray:
-        """Returns the inner weights, from and for rows that are divided by their scales.
+        """Returns the weights of the inner matrix, with the row scales of both rows applied.
 
-        Scales of rows of Z are one over those.
+        The matrix is normalised, so that the scale of a row of Z is one over the row scale.
         """
         weights, scales = self.inner.transition(start, end), self.row_scales
         earlier = min(self.num_earlier_rows, start)
@@ -528,32 +544,32 @@ class ScaledNoise(NoiseRecursion):
 
 
 def is_complete(size: Any) -> Any:
-    """Returns whether a node over a number of leaves is released: powers of two are.
+    """Returns whether a tree node over ``size`` leaves is released, which powers of two are.
 
     Args:
-      size: Leaves, an integer or an array of them.
+      size: The number of leaves, an integer or an array of integers.
     """
     return size & (size - 1) == 0
 
 
 def _left_size(size: int) -> int:
-    """Returns the leaves of the left child, the largest power of two below ``size``.
+    """Returns the leaves of a tree node's left child: the largest power of two below ``size``.
 
     Args:
-      size: Leaves of the node, above 1.
+      size: The number of leaves of the node, above 1.
     """
     return 1 << ((size - 1).bit_length() - 1)
 
 
 @functools.cache
 def tree_variance(size: int) -> float:
-    """Returns the variance of the best estimate of a node's sum from its subtree alone.
+    """Returns the variance of the best estimate of a tree node's sum from its subtree alone.
 
     A leaf has only its own observation, of variance 1. The sum of a node is observed twice,
     by the node itself and by the sum of its children's estimates, and precisions add:
     1 / v = 1 + 1 / (v_left + v_right), without the 1 where the node is not released.
 
-    Args:
+    size: The number of leaves of the node.
       size: The leaves of the node.
     """
     if size == 1:
@@ -564,7 +580,7 @@ def tree_variance(size: int) -> float:
 
 
 def online_tree_rows(num_rounds: int, num_slots: int) -> StateSpaceNoise:
-    """Returns the rows of noise of the estimator from below.
+    """Returns the noise rows of an online tree, which estimates prefix sums from below.
 
     The estimates E of the largest completed nodes form a stack, a node of 2^h leaves in
     slot h, and their sum is the prefix estimate. Round i completes its leaf and merges it
@@ -578,17 +594,17 @@ def online_tree_rows(num_rounds: int, num_slots: int) -> StateSpaceNoise:
 
     Args:
       num_rounds: The number of rounds n.
-      num_slots: The number of state vectors, for at least so many rounds.
+      num_slots: The number s of state vectors, with n < 2^(s + 1).
     """
     weights = [tree_variance(1 << slot) for slot in range(num_slots + 1)]
     gains = np.ones(num_slots + 1)
-    # A phase for each number of merges.
+    # There is one phase for each number of merges that a round may do.
     outputs, kept = (np.zeros((num_slots + 1, num_slots)) for _ in range(2))
     for merges in range(1, num_slots + 1):
         own = weights[merges]
         gains[merges] = np.sqrt(own**2 + ((1.0 - own) * gains[merges - 1]) ** 2)
         changes = np.cumprod(np.subtract(1.0, weights[merges:0:-1]))[::-1] - 1.0
-        # s_h = Q_h - Q_{h - 1}.
+        # The state holds prefix sums Q_h of slots, so the entry of slot h is s_h = Q_h - Q_{h - 1}.
         outputs[merges, :merges] = changes
         outputs[merges, : merges - 1] -= changes[1:]
     for merges in range(num_slots + 1):
@@ -600,11 +616,11 @@ def online_tree_rows(num_rounds: int, num_slots: int) -> StateSpaceNoise:
 
 
 def full_tree_rows(num_rounds: int) -> StateSpaceNoise:
-    """Returns the rows of noise of the pseudo-inverse: noise of precision matrix C_T^T C_T.
+    """Returns the noise rows of the full tree, by the pseudo-inverse: precision matrix C_T^T C_T.
 
-    Its density is a product with a factor exp(-s_v^2 / 2) for the sum s_v over each
-    released node, so that rows can be drawn one after the other by messages along the tree.
-    Given the rows before its first leaf, and by the factors of v and of all nodes that are
+    The density of the noise is a product with a factor exp(-s_v^2 / 2) for the sum s_v over each
+    released node v, so that rows can be drawn one after the other by messages along the tree. Given
+    the rows before its first leaf, and by the factors of v and of all nodes that are
     not below v, the sum over v is normal with a precision lambda_v and a mean mu_v. Let
     p_v be 1 if v is released and else 0, and tau_v the variance of the sum by the factors
     of v and below (:func:`tree_variance`):
@@ -624,14 +640,16 @@ def full_tree_rows(num_rounds: int) -> StateSpaceNoise:
     Args:
       num_rounds: The number of leaves n.
     """
-    # At least one state vector, unused for one round: a recurrence without a state is none.
+    # One round needs no state vector. It gets one that is not used, because a recurrence has at
+    # least one.
     height = max((num_rounds - 1).bit_length(), 1)
     precisions_of_leaves, shares_of_leaves = np.ones((2, num_rounds))
-    # The depth of the last common ancestor of each leaf and the one before it.
+    # For each leaf, the depth of the last common ancestor of the leaf and of the one before it.
     branchings = np.zeros(num_rounds, np.int64)
     shares_on_path = np.zeros((num_rounds, height))
-    # Nodes to visit: their first leaf, leaves and depth, their lambda, and their mu over R of the
-    # node from which the way to their first leaf branches off.
+    # The stack of nodes to visit. Each entry has the node's first leaf, number of leaves, depth and
+    # lambda, and the quotient of its mu and the R of the node at which the way to its first leaf
+    # branches off.
     nodes = [(0, num_rounds, 0, float(is_complete(num_rounds)), 1.0)]
     while nodes:
         start, size, depth, precision, share = nodes.pop()
@@ -661,11 +679,11 @@ def full_tree_rows(num_rounds: int) -> StateSpaceNoise:
 
 
 def check_rounds(rows: NoiseRecursion, num_rounds: int) -> None:
-    """Raises NotProved unless rows are of the kernel's own classes and of enough rounds.
+    """Raises NotProved unless rows are of the kernel's own classes and cover the rounds.
 
     Args:
-      rows: The rows.
-      num_rounds: How many of their rounds are used.
+      rows: The noising matrix.
+      num_rounds: The number of its rounds that are used.
     """
     kind = type(rows.inner) if type(rows) is ScaledNoise else type(rows)
     if kind not in (BandedNoise, StateSpaceNoise, WindowNoise):
@@ -676,7 +694,7 @@ def check_rounds(rows: NoiseRecursion, num_rounds: int) -> None:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Blocks:
-    """The blocks in which rows are made.
+    """The division of a run's rounds into blocks, in which rows of noise are made together.
 
     Attributes:
       recursion: The noising matrix.
@@ -689,16 +707,17 @@ class Blocks:
 
     @classmethod
     def of(cls, recursion: NoiseRecursion, horizons: Sequence[int] = ()) -> "Blocks":
-        """Returns the blocks in which rows are made.
+        """Returns the blocks of a run, which double in size up to a largest size.
 
         Args:
           recursion: The noising matrix.
-          horizons: The rounds of the horizons that were extended to this one, increasing. A block
-            ends with each of them, so that rows are products of the same shapes as before.
+          horizons: The numbers of rounds of the horizons that were extended to this one,
+            increasing. A block ends with each of them, so that rows are products of the same shapes
+            as before.
 
         Returns:
-          A function of the arguments alone, so that a run that is resumed elsewhere makes the
-          same rows.
+          The blocks, which depend on the arguments alone, so that a run that is resumed elsewhere
+          makes the same rows.
         """
         largest, earlier = _ROWS_PER_BLOCK, recursion.num_earlier_rows
         if recursion.draws_earlier_rows_of_z:
@@ -715,29 +734,29 @@ class Blocks:
 
     @property
     def num_blocks(self) -> int:
-        """The number of blocks."""
+        """The number of blocks of the run."""
         return len(self.starts) - 1
 
     def rounds(self, block: int) -> tuple[int, int]:
-        """Returns the first round of a block and the one after its last."""
+        """Returns the first round of a block and the round after its last."""
         return int(self.starts[block]), int(self.starts[block + 1])
 
     def num_earlier_rows(self, block: int) -> int:
-        """Returns how many rows before a block its weights are for."""
+        """Returns the number of rows before a block that its transition has weights for."""
         return min(self.recursion.num_earlier_rows, int(self.starts[block]))
 
     def first_row_of_z(self, block: int) -> int:
-        """Returns the first row of Z that a block needs; the last one is that of its last row."""
+        """Returns the first row of Z that a block needs; it needs rows up to its last round's."""
         return self.recursion.first_row_of_z(int(self.starts[block]))
 
     def transition(self, block: int) -> FloatArray:
-        """Returns the transition of a block, see ``NoiseRecursion.transition``."""
+        """Returns the weights of a block's rows; see ``NoiseRecursion.transition``."""
         return self.recursion.normalised.transition(*self.rounds(block))
 
     def distinct_transitions(self) -> IntArray:
-        """Returns, for each block, the first block that is known to have the same transition.
+        """Returns, for each block, the first block that is known to have an equal transition.
 
-        Matrices that are the same in all rounds, or repeat themselves, have few transitions.
+        Toeplitz matrices, and matrices that repeat themselves, have few different transitions.
 
         Returns:
           (number of blocks,) int64.
@@ -749,13 +768,15 @@ class Blocks:
 
 
 def _below_diagonal(table: FloatArray, start: int, end: int, columns: int) -> FloatArray:
-    """Matrix (end - start, columns) of weights by lags; the last columns are those of its rows.
+    """Returns (end - start, columns) weights of a block's rows, from a table of weights by lag.
+
+    The last end - start columns belong to the block's own rounds.
 
     Args:
-      table: (n, p), or (1, p) where all rounds have the same: entry [i, t] is for lag t.
+      table: (n, p), or (1, p) if all rounds have the same weights: entry [i, t] is for lag t.
       start: The first round.
       end: The round after the last.
-      columns: The columns; the last one is round end - 1.
+      columns: The number of columns; the last one belongs to round end - 1.
     """
     matrix = np.zeros((end - start, columns))
     rounds = np.arange(start, end) * (len(table) > 1)
@@ -766,28 +787,31 @@ def _below_diagonal(table: FloatArray, start: int, end: int, columns: int) -> Fl
     return matrix
 
 
-# The largest errors of C, relative to its largest column norm. ``claim.check`` charges them.
+# The largest accepted error of a computed C, relative to its largest column norm. ``claim.check``
+# charges for smaller errors.
 _LARGEST_ERROR = 1e-6
-# Entries of an inverse that are rounding errors of a zero, relative to the norm of their column.
+# Entries of a computed inverse below this number, relative to the norm of their column, are taken
+# for rounding errors of zeros.
 _ROUNDING_OF_ZEROS = 1e-13
-# Squares and products of magnitudes between these are within floats.
+# With magnitudes between these numbers, squares and products are within the range of floats.
 _LEAST, _LARGEST = 1e-100, 1e100
 _ROUNDOFF = 2.0**-53
-# Matrices of n x n numbers that C of dense rows and its sensitivity take, rows included.
+# The number of n x n matrices that fit into memory together when a dense C and its sensitivity are
+# computed, the rows included.
 _DENSE_MATRICES = 6
 _ROWS_AT_A_TIME = 512
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Strategy:
-    """C as data: lower triangular, with few bands, or Toeplitz between diagonal matrices.
+    """A strategy matrix C as arrays: dense, banded, or Toeplitz between diagonal matrices.
 
     Attributes:
       entries: If ``is_dense``, C as (n, n) float64. Otherwise (n, b) bands with ``entries[i, t] =
-        C[i, i - t]``, zero where i < t; or (1, m) for C = P T D with these coefficients of T.
+        C[i, i - t]``, zero where i < t; or (1, m) coefficients of T for C = P T D.
       num_rounds: n.
-      error: At least the norms of the columns of C minus that matrix.
-      is_dense: Whether entries are those of a matrix.
+      error: An upper bound on the norms of the columns of C minus the matrix of ``entries``.
+      is_dense: Whether ``entries`` is a whole matrix.
       scales: For a Toeplitz T, the diagonals of P and D, (n,) float64 above zero; None for ones.
     """
 
@@ -799,17 +823,18 @@ class Strategy:
 
     @property
     def num_bands(self) -> int:
-        """The least b with C[i, j] = 0 for i - j >= b."""
+        """The number of bands of C: the least b with C[i, j] = 0 for i - j >= b."""
         if self.is_dense:
             is_entry = self.entries != 0.0
             return int(np.max(np.arange(len(is_entry)) - np.argmax(is_entry, axis=1))) + 1
         return int(np.flatnonzero(np.any(self.entries, axis=0))[-1]) + 1
 
     def compact_columns(self, width: int) -> FloatArray:
-        """Returns the first entries of each column from its diagonal on, (n, width) float64.
+        """Returns the first ``width`` entries of each column from its diagonal on, (n, width).
 
         Args:
-          width: The entries of each column, at least one; those below the last round are zero.
+          width: The number of entries of each column, at least 1; entries below the last round are
+            zero.
         """
         made = np.zeros((self.num_rounds, width))
         for j, column in enumerate(made):
@@ -818,10 +843,10 @@ class Strategy:
         return made
 
     def columns(self, rounds: tuple[int, ...]) -> FloatArray:
-        """Returns columns of C as (n, m) float64.
+        """Returns some columns of C as (n, m) float64.
 
         Args:
-          rounds: The m columns, from 0.
+          rounds: The m indices of the columns, from 0.
         """
         made = np.zeros((self.num_rounds, len(rounds)))
         for place, j in enumerate(rounds):
@@ -830,7 +855,7 @@ class Strategy:
         return made
 
     def _column(self, j: int) -> FloatArray:
-        """Column j from its diagonal on, without the zeros below its bands."""
+        """Returns column j from its diagonal on, without the zeros below its bands."""
         if self.is_dense:
             return self.entries[j:, j]
         lags = np.arange(min(self.entries.shape[1], self.num_rounds - j))
@@ -842,15 +867,15 @@ class Strategy:
 
 
 def strategy_of(rows: NoiseRecursion, num_rounds: int) -> Strategy:
-    """Returns C of the first rounds, from the rows that are drawn in them.
+    """Returns C of the first rounds, computed from the rows of noise drawn in them.
 
     Args:
-      rows: The rows, of one of the kernel's own classes.
-      num_rounds: How many of their rounds: all, or those of a run that stopped early.
+      rows: The noising matrix, of one of the kernel's own classes.
+      num_rounds: The number of its rounds: all, or those of a run that stopped early.
 
     Raises:
-      NotProved: If the rows are of another class, if C or its errors are too large for a
-        proof, or if there are too many rounds for one.
+      NotProved: If the matrix is of another class, if C or its errors are too large for a proof, or
+        if there are too many rounds for a proof.
     """
     num_rounds = numbers.positive_integer(num_rounds, "num_rounds")
     check_rounds(rows, num_rounds)
@@ -862,7 +887,7 @@ def strategy_of(rows: NoiseRecursion, num_rounds: int) -> Strategy:
             found, size = _of_kind(rows, num_rounds)
         except ValueError as error:  # Normalised rows have numbers beyond floats.
             raise NotProved(str(error)) from error
-    # Comparisons are written so that NaN does not pass.
+    # Comparisons are written so that NaN is refused.
     if not (_LEAST <= size <= _LARGEST and found.error <= _LARGEST_ERROR * size):
         found_in = f"columns of norm {size:g} have errors of {found.error:g}"
         raise NotProved(f"the rows are nearly singular: in their C, {found_in}.")
@@ -870,7 +895,7 @@ def strategy_of(rows: NoiseRecursion, num_rounds: int) -> Strategy:
 
 
 def _of_kind(rows: NoiseRecursion, num_rounds: int) -> tuple[Strategy, float]:
-    """C and its largest column norm."""
+    """Returns C and its largest column norm, by a method for each kind of noising matrix."""
     if isinstance(rows, BandedNoise):
         found = Strategy(rows.bands[:num_rounds, :num_rounds], num_rounds)
         return found, _largest_column_of_bands(found.entries)
@@ -882,7 +907,7 @@ def _of_kind(rows: NoiseRecursion, num_rounds: int) -> tuple[Strategy, float]:
             raise NotProved(f"the inner rows of ScaledNoise have columns of norm {size:g}.")
         outer, inner = 1.0 / rows.scales[:num_rounds], 1.0 / rows.row_scales[:num_rounds]
         largest = float(np.max(outer) * np.max(inner))
-        # Two divisions, two products, and the roundings of normalised rows.
+        # The 9 roundings: two divisions, two products, and those of normalised rows.
         error = (found.error + _gamma(9) * size) * largest
         scaled = dataclasses.replace(found, error=error, scales=(outer, inner))
         return scaled, float(np.min(outer) * np.min(inner)) * size
@@ -900,7 +925,7 @@ def _of_kind(rows: NoiseRecursion, num_rounds: int) -> tuple[Strategy, float]:
         keeps_places = np.array_equal(unit.sources[phase], np.arange(vectors))
         if np.all(phases == phase) and keeps_places:
             weights = unit.outputs[phase] * unit.feedbacks[phase]
-            # Powers are within four units in the last place.
+            # Computed powers are within four units in the last place.
             powers = unit.decays[phase][:, np.newaxis] ** np.arange(num_rounds - 1)
             coefficients = np.append(1.0, -weights @ powers) / rows.diagonal[0]
             sizes = np.append(1.0, np.abs(weights) @ np.abs(powers)) / rows.diagonal[0]
@@ -911,9 +936,10 @@ def _of_kind(rows: NoiseRecursion, num_rounds: int) -> tuple[Strategy, float]:
 
 
 def _of_transition(rows: NoiseRecursion, num_rounds: int) -> tuple[Strategy, float]:
-    """Dense C from the weights of all rows together, for rows of Z or for earlier rows."""
+    """Returns a dense C and its largest column norm, from the weights of all rows together."""
     try:
-        # Memory is taken only once it is used.
+        # The allocation fails early if there is no memory; memory is taken only once it is written
+        # to.
         np.empty((_DENSE_MATRICES, num_rounds, num_rounds))
     except MemoryError:
         advice = "use fewer rounds, or a matrix that is banded, Toeplitz or a BLT"
@@ -928,7 +954,7 @@ def _of_transition(rows: NoiseRecursion, num_rounds: int) -> tuple[Strategy, flo
     np.fill_diagonal(matrix, 1.0)
     sizes = np.abs(matrix)
     if vectors:
-        # Sums of the magnitudes of the terms of each entry.
+        # The sums of the magnitudes of the terms of each entry, which bound the rounding errors.
         arrays = {name: np.abs(each) for name, each in vars(unit).items() if np.ndim(each)}
         magnitudes: Any = dataclasses.replace(unit, **arrays)
         sizes = weights(magnitudes)
@@ -937,18 +963,21 @@ def _of_transition(rows: NoiseRecursion, num_rounds: int) -> tuple[Strategy, flo
         matrix *= diagonal[:, np.newaxis]
         sizes *= np.abs(diagonal)[:, np.newaxis]
         return _inverted(matrix, sizes, vectors + 8)
-    # N Y = Z for rows that follow from earlier ones.
+    # For rows that follow from earlier rows of the noise Y, the weights give C itself, as C Y = Z.
     matrix = (2.0 * np.eye(num_rounds) - matrix) / diagonal
     error = _gamma(num_rounds + vectors + 12) * _largest_column(sizes / diagonal)
     return Strategy(matrix, num_rounds, error, is_dense=True), _largest_column(matrix)
 
 
 def _inverted(noising: FloatArray, sizes: FloatArray, terms: int) -> tuple[Strategy, float]:
-    """C from N, with ``sizes`` >= |N| and N known to within gamma_terms of them."""
+    """Returns C as the inverse of a dense noising matrix N, and its largest column norm.
+
+    ``sizes`` is at least |N|, and N is known to within gamma_terms times ``sizes``.
+    """
     num_rounds = len(noising)
-    # LAPACK reads the transposed of a matrix that is stored by rows.
+    # LAPACK reads a matrix that is stored by rows as its transpose.
     matrix = dtrtri(noising.T, lower=0)[0].T
-    # Blocks above the diagonal are zero, and are left out.
+    # Blocks above the diagonal are zero and left out of the product.
     product = np.zeros_like(matrix)
     for first in range(0, num_rounds, _ROWS_AT_A_TIME):
         stop = first + _ROWS_AT_A_TIME
@@ -959,7 +988,7 @@ def _inverted(noising: FloatArray, sizes: FloatArray, terms: int) -> tuple[Strat
     by_rows = np.max(magnitudes @ np.sum(sizes, axis=1))
     by_columns = np.max(np.sum(magnitudes, axis=0) @ sizes)
     residual += _gamma(num_rounds + terms + 1) * float(np.sqrt(by_rows * by_columns))
-    # Zeros of C say how many bands it has, and its inverse's inverse has roundings there.
+    # Rounding errors are set to zero where C has zeros, because its zeros show its number of bands.
     norms = np.linalg.norm(matrix, axis=0)
     is_rounding = magnitudes <= _ROUNDING_OF_ZEROS * norms
     dropped = _largest_column(np.multiply(matrix, is_rounding, out=product))
@@ -970,7 +999,7 @@ def _inverted(noising: FloatArray, sizes: FloatArray, terms: int) -> tuple[Strat
 
 
 def _reciprocal(series: FloatArray, num_rounds: int) -> FloatArray:
-    """The first n coefficients of one over a power series, by Newton's iteration."""
+    """Returns the first n coefficients of one over a power series, by Newton's iteration."""
     wide = series.astype(np.longdouble)
     found = 1.0 / wide[:1]
     while len(found) < num_rounds:
@@ -982,7 +1011,7 @@ def _reciprocal(series: FloatArray, num_rounds: int) -> FloatArray:
 
 
 def _residual_of_series(coefficients: FloatArray, series: FloatArray) -> float:
-    """At least the sum of magnitudes of a product's first n coefficients, but for a one."""
+    """Returns an upper bound on the sum of magnitudes of c(x) s(x) - 1, for n coefficients."""
     num_rounds = len(coefficients)
     product, error = product_of_series(coefficients, series, num_rounds)
     product[0] -= 1.0
@@ -992,15 +1021,15 @@ def _residual_of_series(coefficients: FloatArray, series: FloatArray) -> float:
 def product_of_series(
     first: FloatArray, second: FloatArray, length: int
 ) -> tuple[FloatArray, float]:
-    """Returns the first coefficients of the product of two power series, and their L2 error.
+    """Returns the first coefficients of the product of two power series, and an error bound.
 
     Args:
       first: (n,) coefficients.
       second: (m,) coefficients.
-      length: How many of the product.
+      length: The number of coefficients of the product.
 
     Returns:
-      (length,) long doubles, and at least the L2 norm of their errors.
+      (length,) long doubles, and an upper bound on the L2 norm of their errors.
     """
     levels = (len(first) + len(second)).bit_length()
     points = 1 << (len(first) + len(second) - 1).bit_length()
@@ -1015,7 +1044,7 @@ def product_of_series(
 
 
 def _error(residual: float) -> float:
-    """Returns e / (1 - e), with one percent for the roundings of e itself."""
+    """Returns e / (1 - e), with e enlarged by one percent for its own rounding errors."""
     return 1.01 * residual / (1.0 - 1.01 * residual) if residual < 0.5 else np.inf
 
 
@@ -1028,7 +1057,8 @@ def _largest_column(matrix: FloatArray) -> float:
 
 
 def _largest_column_of_bands(bands: FloatArray) -> float:
-    # Entries of columns before the first are zero.
+    # Entries that would be in columns before the first are zero, so they may be counted in column
+    # 0.
     columns = np.arange(len(bands))[:, np.newaxis] - np.arange(bands.shape[1])
     squares = np.bincount(np.maximum(columns, 0).ravel(), np.square(bands).ravel())
     return float(np.sqrt(np.max(squares)))

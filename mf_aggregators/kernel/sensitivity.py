@@ -1,4 +1,4 @@
-"""Participation schemas, the L2 sensitivity of a strategy matrix C under one, and its epsilon.
+"""Participation schemas, the L2 sensitivity of a strategy matrix under a schema, and its epsilon.
 
 A schema says in which sets of rounds one client may take part. A separation of b means that any two
 participations i, j of one client satisfy ``|i - j| >= b`` (BandMF, Def. 1), so that b = 1 allows
@@ -79,46 +79,53 @@ from mf_aggregators.kernel.rows import (
     strategy_of,
 )
 
-# Entries of X, relative to its diagonal, that may be rounding errors of a product.
+# Off-diagonal entries of X = C^T C up to this number, relative to its diagonal, may be rounding
+# errors of a product and count as zero.
 _ROUNDING_OF_GRAM = 1e-14
-# Deviations from a non-increasing sequence, relative to its largest entry, that count as
-# rounding of computed coefficients. The value is that of the non-increasing sequence.
+# Toeplitz coefficients may increase by this number, relative to the largest one, and still count as
+# non-increasing: the difference may be rounding. The sensitivity is then that of a non-increasing
+# sequence above them.
 _ROUNDING_OF_COEFFICIENTS = 1e-13
-# Errors of Fourier transforms, relative to the least squared norm, that count as rounding.
+# Errors of Fourier transforms up to this number, relative to the least squared column norm, count
+# as rounding: the sensitivity is still called exact.
 _ROUNDING_OF_TRANSFORMS = 1e-8
 _COLUMNS_AT_A_TIME = 256
 _ENTRIES_AT_A_TIME = 2**20
-# If a pattern has more participations, its sum counts as reached only if no entry is negative.
+# The most participations of a pattern for which signs are searched that reach the sum of |X|. With
+# more, the sum counts as reached only if no entry of X is negative.
 _MOST_WITH_SIGNS = 4096
-# Rounds squared times participations: up to here a sensitivity that Toeplitz structure
-# only bounds is also computed from the dense matrix.
+# The largest product of squared rounds and participations up to which a sensitivity that Toeplitz
+# structure only bounds is also computed from the dense matrix.
 _LARGEST_DENSE_BOUND = 30_000_000
-# The most entries of a matrix between diagonal ones that are computed.
+# The most entries of C that are computed if C is Toeplitz between diagonal matrices.
 _MOST_ENTRIES = 1 << 26
-# Up to this number of rounds, norms of columns with scales are summed term by term, and C is
-# computed where a tree only bounds it.
+# Up to this number of rounds, column norms of a scaled Toeplitz matrix are summed term by term, and
+# C is computed if a tree only bounds it.
 _MOST_ROUNDS_OF_SUMS = 4096
-# Pairs of partial patterns that a search of trees may look at: a few seconds.
+# The most steps in a search over patterns of a tree, which take a few seconds.
 _MOST_STEPS = 2_000_000
-# Noise multipliers that an epsilon is computed for. Outside, dp-accounting's arithmetic over- or
-# underflows, and an epsilon is far from any use.
+# The noise multipliers for which an epsilon is computed. Outside of them, dp-accounting's
+# arithmetic over- or underflows, and an epsilon is of no use.
 _SMALLEST_NOISE_MULTIPLIER = 1e-3
 LARGEST_NOISE_MULTIPLIER_ACCOUNTED = 1e100
-# Many times the relative roundings of normal distribution functions and exponentials in the tails.
+# Far more than the relative rounding errors of normal distribution functions and exponentials in
+# their tails.
 _ROUNDING_OF_DELTAS = 1e-12
-# The largest share of delta that the failure probability may take.
+# The largest share of delta that the failure probability of drawn noise may take.
 _LARGEST_SHARE = 1e-3
-# With less noise a client may move a number by more standard deviations than are covered.
+# The least noise multiplier of a shift: with less noise, a client could move a number by more
+# standard deviations than the proof about drawn noise covers.
 LEAST_NOISE_MULTIPLIER = 1.0 / LARGEST_SHIFT
-# The coordinates of all rounds together that every statement charges for by default. No noise is
-# made for more.
+# The number of coordinates of all rounds together that statements charge for by default. No noise
+# is made for more coordinates.
 DEFAULT_NUM_COORDINATES = 2**40
-# dp-accounting composes by Fourier transforms. Their rounding is not on the side of privacy:
-# masses are off by about 2e-16 for each composition, summed over the grid. Ten times that is
-# taken off delta, and a delta that is not well above it is refused.
+# The share of delta that is taken off for each composition. dp-accounting composes by Fourier
+# transforms, and their rounding may lower an epsilon: masses are off by about 2e-16 for each
+# composition, summed over the grid. Ten times that is taken off, and a delta that is not well above
+# it is refused.
 _ROUNDING_PER_COMPOSITION = 2e-15
 _SMALLEST_DELTA = 1e-12
-# A subtree up to its place: its leaves, and how many of them are rounds that count.
+# The shape of a subtree: its number of leaves, and the number of them that are released rounds.
 _Shape: TypeAlias = tuple[int, int]
 _COLUMN_NORM = "largest column norm (Denisov et al. Thm 4.1)"
 _BANDED = "banded matrix (BandMF Thm 2, Alg. 5)"
@@ -128,16 +135,19 @@ _TOEPLITZ = "non-increasing Toeplitz coefficients (Kalinin and Lampert, Thm 2)"
 
 @dataclasses.dataclass(frozen=True)
 class Schema:
-    """A participation schema. ``Schema(1, 1)`` is single participation.
+    """A participation schema: the most participations of a client, and their least distance.
+
+    ``Schema(1, 1)`` is single participation.
 
     Attributes:
-      most: The most participations k of one client; None for as many as fit.
+      most: The most participations k of one client; None for no limit.
       separation: The least distance b of two participations of one client, in rounds.
-      is_even: Whether adjacent participations are exactly b rounds apart, (k, b)-participation.
+      is_even: Whether adjacent participations are exactly b rounds apart, as in (k,
+        b)-participation.
 
     Raises:
-      TypeError: If ``is_even`` is no bool.
-      ValueError: If a number is no integer of at least 1.
+      TypeError: If ``is_even`` is not a bool.
+      ValueError: If a number is not an integer of at least 1.
     """
 
     most: int | None
@@ -162,7 +172,7 @@ class Schema:
         return f"{most}participations at least {apart}"
 
     def most_in(self, num_rounds: int) -> int:
-        """Returns the most of n rounds that one client can take part in.
+        """Returns the largest number of n rounds in which one client can take part.
 
         Args:
           num_rounds: n, at least 1.
@@ -175,7 +185,7 @@ class Schema:
         return fitting if self.most is None else min(fitting, self.most)
 
     def separation_in(self, num_rounds: int) -> int:
-        """Returns the least distance b of two participations; n if no client returns in n rounds.
+        """Returns the least distance b of two participations; n if no client can take part twice.
 
         Args:
           num_rounds: n, at least 1.
@@ -186,7 +196,7 @@ class Schema:
         return self.separation if self.most_in(num_rounds) > 1 else num_rounds
 
     def starts_in(self, num_rounds: int) -> range:
-        """Returns the first rounds of the maximal patterns of (k, b)-participation.
+        """Returns the first rounds of the maximal patterns under (k, b)-participation.
 
         A pattern that starts at round b or later and has no room for all its participations is
         a subset of the pattern that starts b rounds earlier.
@@ -201,12 +211,14 @@ class Schema:
     def allows_separations(
         self, participations: int, smallest: int | None, largest: int | None
     ) -> bool:
-        """Returns whether the schema allows the observed participation of clients.
+        """Returns whether the schema allows the observed participations of clients.
 
         Args:
           participations: The most participations of one client.
-          smallest: The smallest distance of adjacent participations; None if nobody returned.
-          largest: The largest distance; None if nobody returned, or if it is not known.
+          smallest: The smallest distance of adjacent participations; None if no client took part
+            twice.
+          largest: The largest distance of adjacent participations; None if no client took part
+            twice, or if it is not known.
         """
         if participations <= 1 or smallest is None:
             return True
@@ -215,7 +227,9 @@ class Schema:
         return smallest >= self.separation and participations <= (self.most or math.inf)
 
     def largest_sum(self, weights: FloatArray) -> float:
-        """Returns the largest sum of weights over a pattern (BandMF Alg. 3).
+        """Returns the largest sum of weights of rounds over the patterns that the schema allows.
+
+        The algorithm is BandMF Alg. 3.
 
         Args:
           weights: (n,) non-negative numbers.
@@ -231,17 +245,18 @@ class Schema:
 @final
 @dataclasses.dataclass(frozen=True)
 class Unit:
-    """Clients that are zeroed together: each of them keeps to a schema.
+    """A unit of privacy: clients that are zeroed together, each of which keeps to a schema.
 
     Attributes:
-      schema: The schema of one client; within its window if there are windows.
+      schema: The schema of one client; if there are windows, within a window.
       num_clients: The most clients of one person; with windows, the most devices.
-      window: The rounds W after which client ids change; None if they stay.
-      num_windows: In how many windows one device is: 1 for a client in a window, None for all. A
-        device's participations in different windows may be next to each other.
+      window: The number W of rounds after which client ids change; None if they never change.
+      num_windows: The number of windows in which one device takes part: 1 for a client in a window,
+        None for all windows. A device's participations in different windows may be in adjacent
+        rounds.
 
     Raises:
-      TypeError: If the schema is none.
+      TypeError: If ``schema`` is not a Schema.
       ValueError: If a number is below 1.
     """
 
@@ -253,12 +268,12 @@ class Unit:
     def __post_init__(self) -> None:
         if type(self.schema) is not Schema:
             raise TypeError(f"a unit needs a Schema, found {numbers.shown(self.schema)}.")
-        # Made anew: a pickle or an altered schema may have numbers that no constructor has checked.
+        # The schema is made anew, because an altered or unpickled one may have unchecked numbers.
         object.__setattr__(self, "schema", dataclasses.replace(self.schema))
         numbers.set_positive_integers(self, "num_clients", "window", "num_windows")
 
     def schema_in(self, num_rounds: int) -> Schema:
-        """Returns a schema of all rounds that allows every pattern of a client or device.
+        """Returns a schema of all rounds that allows each pattern of one client or device.
 
         Args:
           num_rounds: n, at least 1.
@@ -272,7 +287,7 @@ class Unit:
 
     @property
     def who(self) -> str:
-        """Who is protected, as in ``each person with at most 2 clients``."""
+        """The words for the protected unit, as in ``each person with at most 2 clients``."""
         single = self.num_windows == 1
         changing = f"whose client id changes every {self.window} rounds"
         if self.window is None:
@@ -291,15 +306,15 @@ class Unit:
 
 
 def _largest_sums(weights: FloatArray, separation: int, most: int | None) -> FloatArray:
-    """Returns the largest sums of entries along the first axis that are b or more apart.
+    """Returns the largest sums of entries along the first axis that are b or more places apart.
 
-    F[i], the largest sums from entry i on, follow from F[i + 1] and F[i + b], so that b of them
-    are kept. Those of b entries are computed at once, from the last ones on.
+    The largest sums F[i] from entry i on follow from F[i + 1] and F[i + b], so that only b of them
+    are kept. The sums from b adjacent entries are computed together, from the last entries on.
 
     Args:
       weights: (n, ...) non-negative numbers.
       separation: b.
-      most: k; None for as many as fit.
+      most: k, the most entries of a sum; None for no limit.
 
     Returns:
       (k + 1, ...) sums of at most 0, 1, ..., k entries; (1, ...) without a limit.
@@ -308,7 +323,8 @@ def _largest_sums(weights: FloatArray, separation: int, most: int | None) -> Flo
     filled = np.zeros((chunks * separation, *shape))
     filled[: len(weights)] = weights
     sums = np.zeros((1 if most is None else most + 1, separation, *shape))
-    # One entry more is taken of those that begin b further on.
+    # A sum with one entry more is this entry plus a sum with fewer entries that begins b places
+    # later.
     fewer, more = (sums, sums) if most is None else (sums[:-1], sums[1:])
     for chunk in filled.reshape(chunks, separation, *shape)[::-1]:
         taken = np.maximum.accumulate((chunk + fewer)[:, ::-1], axis=1)[:, ::-1]
@@ -317,17 +333,16 @@ def _largest_sums(weights: FloatArray, separation: int, most: int | None) -> Flo
 
 
 def pattern_sum(column: FloatArray, separation: int, most: int) -> FloatArray:
-    """Returns the sum of a Toeplitz matrix's columns 0, b, 2 b, ..., k of them.
+    """Returns the sum of k columns of a Toeplitz matrix: 0, b, 2 b, ..., (k - 1) b.
 
-    Args:
-      column: (n,) the first column.
-      separation: b.
-      most: k, with (k - 1) b < n.
+    column: (n,) the first column of the matrix.
+    separation: The distance b of the columns.
+    most: The number k of columns, with (k - 1) b < n.
 
     Returns:
       (n,): entry t is the sum of ``column[t - j b]`` over j < k with j b <= t.
     """
-    # Sums over windows of 1, 2, 4, ... participations, put together by the bits of k.
+    # Sums over 1, 2, 4, ... participations are put together by the binary digits of k.
     window, width, done = np.array(column), separation, 0
     total = np.zeros_like(window)
     while most:
@@ -347,10 +362,11 @@ class Sensitivity(float):
 
     Attributes:
       value: The sensitivity, a plain float.
-      is_exact: True if the value is reached by some neighbouring pair of inputs,
-        False if it is an upper bound.
-      theorem: The statement that gives the value.
-      error: The most that the entries of a computed C may hide of it, beside the value.
+      is_exact: True if some neighbouring pair of inputs reaches the value, False if the value is an
+        upper bound.
+      theorem: The statement from which the value follows.
+      error: The most by which errors in a computed C may make the true sensitivity larger than the
+        value.
 
     Example:
       >>> import mf_aggregators as mfa
@@ -369,7 +385,7 @@ class Sensitivity(float):
     def __new__(
         cls, value: float, *, is_exact: bool, theorem: str, error: float = 0.0
     ) -> "Sensitivity":
-        """Creates a sensitivity of ``value``."""
+        """Creates a sensitivity from a value and its proof."""
         self = super().__new__(cls, value)
         self.is_exact, self.theorem, self.error = is_exact, theorem, error
         return self
@@ -380,7 +396,7 @@ class Sensitivity(float):
         return float(self)
 
     def replace(self, **changes: Any) -> "Sensitivity":
-        """Returns a sensitivity with some changed attributes."""
+        """Returns a copy of the sensitivity with some attributes changed."""
         return Sensitivity(**{"value": self.value, **vars(self), **changes})
 
     def __getnewargs_ex__(self) -> tuple[tuple[float], dict[str, Any]]:
@@ -391,12 +407,12 @@ class Sensitivity(float):
 
 
 class _Tree(NamedTuple):
-    """The tree that the noise of the first rounds comes from, and how exactly.
+    """A binary tree that makes the noise of the first rounds, and how well C is known from it.
 
     Attributes:
-      num_leaves: The leaves of the tree.
-      error: The most that roundings change an entry of C by, over its magnitude.
-      is_equal: Whether C^T C is C_T^T C_T, and not at most that.
+      num_leaves: The number of leaves of the tree.
+      error: The largest relative error of an entry of C by roundings.
+      is_equal: Whether C^T C equals C_T^T C_T; otherwise C^T C is at most that.
     """
 
     num_leaves: int
@@ -404,22 +420,22 @@ class _Tree(NamedTuple):
     is_equal: bool
 
 
-# A bound of a sensitivity by what is known of rows.
+# A function that bounds a sensitivity, from a tree or from C.
 _Bound: TypeAlias = Callable[[_Tree | Strategy], Sensitivity]
 
 
 def of_strategy(strategy: Strategy, schema: Schema) -> Sensitivity:
-    """Computes or bounds the sensitivity of a strategy matrix, from its entries alone.
+    """Computes or bounds the sensitivity of a strategy matrix from its entries alone.
 
     Args:
-      strategy: C, for n rounds. Its numbers are finite, and so are their squares. A dense one may
-        have any number of rows: those of trees have more than n.
-      schema: The schema.
+      strategy: C, for n rounds. Its numbers and their squares are finite. A dense matrix may have
+        any number of rows: the matrices of trees have more than n.
+      schema: The participation schema.
 
     Returns:
       The sensitivity, exact or an upper bound. For bands, it takes O(n b^2) operations. For a
-      Toeplitz matrix, also between diagonal ones, it is the smaller of the bound in O(n) and, if n
-      is not too large, that of all entries.
+      Toeplitz matrix, with or without scales, it is the bound in O(n) operations or, if that is
+      smaller and n is not too large, the bound from all entries.
     """
     if strategy.is_dense:
         return _of_matrix(strategy.entries, schema)
@@ -435,7 +451,8 @@ def of_strategy(strategy: Strategy, schema: Schema) -> Sensitivity:
     else:
         found = _of_scaled(entries[0], strategy.scales, schema)
     is_quick = schema.is_even or num_rounds**2 * most <= _LARGEST_DENSE_BOUND
-    # The bound of columns of one norm is loose.
+    # If all row scales are equal, the bound by column norms is loose, so the entries are used as
+    # well.
     is_quick |= strategy.scales is not None and not np.ptp(strategy.scales[0])
     if found.is_exact or not is_quick or num_rounds * num_bands > _MOST_ENTRIES:
         return found
@@ -443,31 +460,31 @@ def of_strategy(strategy: Strategy, schema: Schema) -> Sensitivity:
 
 
 def _of_matrix(strategy: FloatArray, schema: Schema) -> Sensitivity:
-    """The sensitivity of any dense matrix."""
+    """Computes or bounds the sensitivity of a dense matrix of any structure."""
     norms = np.einsum("ij,ij->j", strategy, strategy)
     num_rounds = len(norms)
     separation = schema.separation_in(num_rounds)
     below, above = _diagonals(num_rounds, num_rounds)
     for first in range(0, num_rounds, _COLUMNS_AT_A_TIME):
         columns = strategy[:, first : first + _COLUMNS_AT_A_TIME]
-        # Rows above have zeros in these columns.
+        # These columns have only zeros in the rows above ``top``.
         top = int(np.argmax(np.any(columns, axis=1)))
         earlier = strategy[top:, : max(first + columns.shape[1] - separation, 0)]
         for i, row in enumerate(columns[top:].T @ earlier, first):
-            # X[i, 0], ..., X[i, i - b]: closer pairs are in no pattern.
+            # The row has X[i, 0], ..., X[i, i - b]: rounds closer than b are in no common pattern.
             below[separation : i + 1, i] = row[: max(i - separation + 1, 0)][::-1]
     return _of_gram(norms, below, above, schema)
 
 
 def _of_columns(columns: FloatArray, schema: Schema) -> Sensitivity:
-    """The sensitivity of a lower-triangular C with ``columns[t, j] = C[j + t, j]``, (b, n)."""
+    """Computes or bounds the sensitivity of a lower-triangular C from its compact columns."""
     num_rounds = columns.shape[1]
     columns = columns[: np.max(np.flatnonzero(np.any(columns, axis=1)), initial=0) + 1]
     num_bands = len(columns)
     norms = np.einsum("tj,tj->j", columns, columns)
     separation = schema.separation_in(num_rounds)
     if 4 * num_bands > num_rounds and num_bands > separation and not schema.is_even:
-        # Products of dense matrices are quicker.
+        # With many bands, products of dense matrices are quicker.
         dense = np.zeros((num_rounds, num_rounds))
         for t, diagonal in enumerate(columns):
             np.fill_diagonal(dense[t:], diagonal[: num_rounds - t])
@@ -480,16 +497,16 @@ def _of_columns(columns: FloatArray, schema: Schema) -> Sensitivity:
 
 
 def of_rows(rows: NoiseRecursion, num_rounds: int, who: Schema | Unit) -> Sensitivity:
-    """Computes the sensitivity of the first rounds, from the rows that are drawn in them alone.
+    """Computes or bounds the sensitivity of the C that rows of noise imply, in the first rounds.
 
-    C comes from the rows (``rows``). The bound on the errors of its
-    columns counts k times, for at most k participations, and that on roundings of the value once.
-    Rows of a binary tree are known by their arrays (:func:`_tree_of_rows`). If the tree only bounds
-    C, the smaller of its bound and that of C counts, for up to 4,096 rounds.
+    C is computed from the rows (``rows``). The bound on the errors of its columns is charged k
+    times, for at most k participations, and the bound on the rounding of the value once. Rows of a
+    binary tree are recognised by their arrays (:func:`_tree_of_rows`). If the tree only bounds C,
+    the smaller one of the bounds by the tree and by C is returned, for up to 4,096 rounds.
 
     Args:
-      rows: The rows, of one of the kernel's own classes.
-      num_rounds: How many of their rounds: all, or those of a run that stopped early; at least 1.
+      rows: The noising matrix, of one of the kernel's own classes.
+      num_rounds: The number of its rounds: all, or those of a run that stopped early; at least 1.
       who: The schema of one client, or a unit of clients.
 
     Returns:
@@ -508,30 +525,31 @@ def of_rows(rows: NoiseRecursion, num_rounds: int, who: Schema | Unit) -> Sensit
         return of_strategy(known, schema)
 
     one = _least(rows, num_rounds, schema.most_in(num_rounds), bound)
-    # Patterns of a wider schema may cross the ends of windows.
+    # The schema for several windows allows patterns that no client has, so the value is only a
+    # bound.
     is_tight = unit.window is None or unit.window >= num_rounds or schema.most == 1
     is_exact = one.is_exact and is_tight
     return one.replace(value=one.value * number, error=one.error * number, is_exact=is_exact)
 
 
 def of_pattern(rows: NoiseRecursion, num_rounds: int, rounds: tuple[int, ...]) -> Sensitivity:
-    """Bounds the sensitivity for given rounds of one client or person (BandMF Eq. 5).
+    """Bounds the sensitivity for the given rounds of one client or person (BandMF Eq. 5).
 
-    c clients of a person in one round add up to a contribution of norm at most c, so that the bound
-    is the root of the sum of c_i c_j |X[i, j]| over pairs of rounds.
+    If c clients of a person take part in one round, they add up to a contribution of norm at most
+    c. So the bound is the root of the sum of c_i c_j |X[i, j]| over pairs of rounds.
 
     Args:
       rows: As in :func:`of_rows`.
-      num_rounds: As there.
-      rounds: The rounds, never decreasing, each below ``num_rounds``; a round c times for c
+      num_rounds: As in :func:`of_rows`.
+      rounds: The rounds, never decreasing, each below ``num_rounds``; a round appears c times for c
         clients of one person.
 
     Returns:
-      The root of the sum of |X[i, j]| over its rounds, and its ``error``.
+      The root of the sum of c_i c_j |X[i, j]| over pairs of rounds, and its ``error``.
 
     Raises:
-      NotProved: As :func:`of_rows` does.
-      ValueError: If a round is not among the rounds.
+      NotProved: As :func:`of_rows` raises it.
+      ValueError: If there are no rounds, or a round is not below ``num_rounds``.
     """
     if not rounds or rounds[-1] >= num_rounds:
         raise ValueError(f"the rounds of a client must be below {num_rounds}, found {rounds}.")
@@ -549,7 +567,7 @@ def of_pattern(rows: NoiseRecursion, num_rounds: int, rounds: tuple[int, ...]) -
 
 
 def _least(rows: NoiseRecursion, num_rounds: int, most: int, bound: _Bound) -> Sensitivity:
-    """The bound by C of the rows, or by the tree that they are of; the smaller one of both."""
+    """Returns the smaller one of the bounds by the C of the rows and by their tree, if any."""
     check_rounds(rows, num_rounds)
     tree = _tree_of_rows(rows, num_rounds) if isinstance(rows, StateSpaceNoise) else None
     known: list[_Tree | Strategy] = [] if tree is None else [tree]
@@ -562,11 +580,11 @@ def _least(rows: NoiseRecursion, num_rounds: int, most: int, bound: _Bound) -> S
 def _charged(
     value: Sensitivity, known: _Tree | Strategy, num_rounds: int, most: int
 ) -> Sensitivity:
-    """A sensitivity with the error that errors of C and of roundings make."""
+    """Returns a sensitivity with its ``error``: that of C and that of floating-point arithmetic."""
     if isinstance(known, Strategy):
         relative = _roundings(known.entries, num_rounds, most)
         return value.replace(error=most * known.error + value.value * relative)
-    # No column of C is larger than one of C_T, which has a one for each node over its round.
+    # No column norm of C is larger than that of C_T, which has a one for each node over its round.
     error = most * known.error * known.num_leaves.bit_length() ** 0.5
     if known.is_equal:
         return value.replace(error=error)
@@ -575,12 +593,13 @@ def _charged(
 
 
 def _roundings(array: FloatArray, num_rounds: int, most: int) -> float:
-    """The relative error of a sensitivity by roundings, of a C that is known exactly.
+    """Returns the relative rounding error of a sensitivity that is computed from an exact C.
 
-    In k columns of at most m entries at most t = min(n, k m) rounds count, and the squared value
-    comes from at most three nested sums of so many terms. If none is negative, its relative error
-    is at most 3 t u, u = 2^-53. Else an entry of X has one of m u times two column norms (Higham,
-    Sec. 3.1), and the squared sum of k norms is at most k times the squared value.
+    The k columns of at most m entries each have at most t = min(n, k m) rounds with entries, and
+    the squared value comes from at most three nested sums of t terms. If no term is negative, the
+    relative error of the value is at most 3 t u, u = 2^-53. Otherwise an entry of X has an error of
+    m u times two column norms (Higham, Sec. 3.1), and the squared sum of k norms is at most k times
+    the squared value.
 
     Args:
       array: The entries of C, whose last axis has m of them.
@@ -595,19 +614,18 @@ def _roundings(array: FloatArray, num_rounds: int, most: int) -> float:
 def _of_scaled(
     coefficients: FloatArray, scales: tuple[FloatArray, FloatArray], schema: Schema
 ) -> Sensitivity:
-    """Bounds the sensitivity of C = P T D by column norms, and by that of T and largest scales.
+    """Bounds the sensitivity of C = P T D, by its column norms or by that of T times scales.
 
-    The squared norms of the columns of P T are sums of non-negative products. Fourier transforms
-    make those of many rounds, and the bound on their errors is added.
+    The squared norms of the columns of P T are sums of non-negative products. For many rounds, they
+    are computed by Fourier transforms, and the bound on the errors of these is added.
 
     Args:
       coefficients: (m,) the first column of the Toeplitz matrix T, m <= n; zeros follow.
       scales: The diagonals of P and D, (n,) above zero.
       schema: The schema.
 
-    Returns:
-      The sensitivity, exact if clients take part once, or if T has no more bands than the
-      separation, and if errors of transforms are next to none.
+    The sensitivity. It is exact if clients take part once, or if T has no more bands than the
+    separation, provided that the errors of the transforms are negligible.
     """
     rows, columns = scales
     num_rounds, squares, is_exact = len(rows), np.square(coefficients), True
@@ -639,9 +657,9 @@ def toeplitz_bound(coefficients: FloatArray, num_rounds: int, schema: Schema) ->
     p_j - p_i become smaller: the second factor is at a lag of b or more for i < j, and for
     i = j the sum has more terms.
 
-    Where c does not decrease, the second factor is at most e_(t + (j - i) b), with
-    e_t = max |c_s| over s >= t, which gives an upper bound. Columns of a matrix of at most
-    b bands are orthogonal within a pattern, and their norms decide, whatever c is.
+    If c increases somewhere, the second factor is at most e_(t + (j - i) b), with e_t = max |c_s|
+    over s >= t, which gives an upper bound. Columns of a matrix of at most b bands are orthogonal
+    within a pattern, so that their norms give the sensitivity, for any c.
 
     Args:
       coefficients: (m,) the first column, m <= n; zeros follow.
@@ -656,7 +674,7 @@ def toeplitz_bound(coefficients: FloatArray, num_rounds: int, schema: Schema) ->
     column[: len(coefficients)] = coefficients
     sizes = np.abs(column)
     slack = _ROUNDING_OF_COEFFICIENTS * np.max(sizes)
-    # Columns end at the last round: their norms fall.
+    # Columns end at the last round, so that the norms of later columns are smaller.
     norms = np.cumsum(np.square(sizes))[::-1][::separation][:most]
     if most == 1 or not np.any(column[separation:]):
         return _root(np.sum(norms), _COLUMN_NORM if most == 1 else _BANDED)
@@ -667,10 +685,11 @@ def toeplitz_bound(coefficients: FloatArray, num_rounds: int, schema: Schema) ->
         return _root(np.sum(np.square(pattern_sum(envelope, separation, most))), _TOEPLITZ)
     squared, earlier = float(np.sum(norms)), np.zeros(num_rounds)
     for start in range(separation, most * separation, separation):
-        # Twice the product of the column from this round on with all earlier ones of the pattern.
+        # The term is twice the product of the column from this round on with the sum of the earlier
+        # columns.
         earlier[start - separation :] += envelope[: num_rounds - start + separation]
         squared += 2.0 * float(sizes[: num_rounds - start] @ earlier[start:])
-    # All terms are non-negative, so that rounding is relative to the sum itself.
+    # All terms are non-negative, so that the rounding error is relative to the sum itself.
     rounding = (num_rounds + 2.0 * most) * np.finfo(np.float64).eps
     theorem = f"upper bound by {_TOEPLITZ}"
     return _root(float(squared * (1.0 + rounding)), theorem, is_exact=False)
@@ -681,10 +700,10 @@ def _root(squared: float, theorem: str, is_exact: bool = True) -> Sensitivity:
 
 
 def _diagonals(num_rounds: int, width: int) -> tuple[FloatArray, FloatArray]:
-    """Two views of one array of zeros: (w, n) ``below[t, i]`` is ``above[t, i - t]``.
+    """Returns two views of one array of zeros, ``below`` and ``above``, each of shape (w, n).
 
-    With below[t, i] = X[i, i - t] for i >= t, and zero for i < t, it is above[t, i] = X[i, i + t],
-    and zero for i + t >= n.
+    ``below[t, i]`` is ``above[t, i - t]``. If below[t, i] is X[i, i - t] for i >= t, and zero for i
+    < t, then above[t, i] is X[i, i + t], and zero for i + t >= n.
     """
     values = np.zeros(width * (num_rounds + 1))
     below = values[: width * num_rounds].reshape(width, num_rounds)
@@ -694,7 +713,7 @@ def _diagonals(num_rounds: int, width: int) -> tuple[FloatArray, FloatArray]:
 def _of_gram(
     norms: FloatArray, below: FloatArray, above: FloatArray, schema: Schema
 ) -> Sensitivity:
-    """The sensitivity from squared column norms and diagonals b, b + 1, ... of X."""
+    """Computes the sensitivity from squared column norms and the diagonals of X = C^T C."""
     num_rounds = len(norms)
     if schema.most_in(num_rounds) == 1:
         return _root(float(np.max(norms)), _COLUMN_NORM)
@@ -711,13 +730,13 @@ def _of_gram(
         rows = slice(first, first + rows_at_a_time)
         after, before = np.abs(above[: num_rounds - first, rows]), np.abs(below[: rows.stop, rows])
         row_bounds[rows] += _largest_of_both_sides(after, before, schema, num_rounds)
-    # The largest sum of column norms is no smaller: |X[i, j]| <= sqrt(X[i, i] X[j, j]).
+    # This bound is at most that by column norms, since |X[i, j]| <= sqrt(X[i, i] X[j, j]).
     squared = schema.largest_sum(row_bounds)
     return _root(squared, "upper bound for any matrix (BandMF Thm 3)", is_exact=False)
 
 
 def _enumerated(norms: FloatArray, above: FloatArray, schema: Schema) -> Sensitivity:
-    """BandMF Eq. 5: sums over all patterns at once, diagonal by diagonal of X."""
+    """Enumerates (k, b)-patterns: sums over all of them at once, diagonal by diagonal of X."""
     most, separation = schema.most_in(len(norms)), schema.separation
     lags = above[::separation][:most]
 
@@ -726,7 +745,8 @@ def _enumerated(norms: FloatArray, above: FloatArray, schema: Schema) -> Sensiti
 
     sums = sums_from(norms, most)
     for count in range(1, len(lags)):
-        # Pairs of participations ``count`` separations apart, the first of each pair.
+        # The sums over pairs of participations that are ``count`` separations apart, by the first
+        # of the pair.
         sums = sums + 2.0 * sums_from(np.abs(lags[count]), most - count)
     start = int(np.argmax(sums[: len(schema.starts_in(len(norms)))]))
     rounds = np.arange(start, len(norms), separation)[:most]
@@ -735,15 +755,15 @@ def _enumerated(norms: FloatArray, above: FloatArray, schema: Schema) -> Sensiti
 
 
 def _is_reached(lags: FloatArray, largest: float) -> bool:
-    """Returns whether sum |X[i, j]| over a pattern is reached.
+    """Returns whether contributions exist that reach the sum of |X[i, j]| over a pattern.
 
-    It is if signs s exist with s_i s_j X[i, j] >= 0 for all i, j: then contributions s_i u, with
-    one unit vector u, change C x by exactly the bound. Entries of the size of rounding errors have
-    no sign.
+    They do if signs s exist with s_i s_j X[i, j] >= 0 for all i, j: then contributions s_i u, with
+    one unit vector u, change C x by exactly the bound. Entries as small as rounding errors count as
+    zero.
 
     Args:
       lags: ``lags[c - 1, i]`` is X for participations i and i + c of the pattern.
-      largest: The largest diagonal entry.
+      largest: The largest diagonal entry of X.
     """
     signs_of = np.where(np.abs(lags) <= _ROUNDING_OF_GRAM * largest, 0.0, np.sign(lags))
     if np.all(signs_of >= 0.0):
@@ -754,7 +774,8 @@ def _is_reached(lags: FloatArray, largest: float) -> bool:
     pattern = np.zeros((count, count))
     for lag, values in enumerate(signs_of, 1):
         np.fill_diagonal(pattern[:, lag:], values[: count - lag])
-    # Each participation with either sign: no sign may be connected with its opposite.
+    # The graph has each participation with both signs. Signs exist if no participation is connected
+    # with itself of the opposite sign.
     equal, opposite = pattern > 0.0, pattern < 0.0
     graph = np.block([[equal, opposite], [opposite, equal]])
     _, parts = scipy.sparse.csgraph.connected_components(graph, directed=False)
@@ -764,11 +785,11 @@ def _is_reached(lags: FloatArray, largest: float) -> bool:
 def _largest_of_both_sides(
     after: FloatArray, before: FloatArray, schema: Schema, num_rounds: int
 ) -> FloatArray:
-    """For each row of |X|, its largest sum over the other rounds of a pattern that holds it.
+    """Returns for each row of |X| the largest sum over the other rounds of a pattern with it.
 
     Args:
-      after: (w, rows): entry t after the diagonal.
-      before: (w', rows): entry t before it.
+      after: (w, rows): entry t places after the diagonal.
+      before: (w', rows): entry t places before the diagonal.
       schema: The schema, of least separation b.
       num_rounds: n.
     """
@@ -779,14 +800,14 @@ def _largest_of_both_sides(
         return np.asarray(sum(_largest_sums(side, separation, None)[0] for side in sides))
     levels = min(others, max(fitting))
     later, earlier = (_largest_sums(side, separation, levels) for side in sides)
-    # m participations after the row leave k - 1 - m before it.
+    # If m participations come after the row's round, at most k - 1 - m come before it.
     return np.asarray(
         np.max([later[m] + earlier[min(others - m, levels)] for m in range(levels + 1)], axis=0)
     )
 
 
 def of_tree(num_leaves: int, num_rounds: int, schema: Schema) -> Sensitivity:
-    """Computes the sensitivity of the strategy matrix C_T of a binary tree.
+    """Computes the sensitivity of a binary tree's strategy matrix C_T, by a search of patterns.
 
     The pattern 0, b, 2 b, ... has the largest sum of those with an exact spacing of b, and a search
     begins with it. Take nodes over m rounds and pairs of participations j and j + d, which share
@@ -800,11 +821,11 @@ def of_tree(num_leaves: int, num_rounds: int, schema: Schema) -> Sensitivity:
 
     Args:
       num_leaves: The leaves n of the tree.
-      num_rounds: Rounds that count, from the first on.
+      num_rounds: The number of released rounds, from the first on.
       schema: The schema.
 
     Returns:
-      The sensitivity, exact unless the search would take too long.
+      The sensitivity, exact unless the search is too long.
     """
     most = schema.most_in(num_rounds)
     squared = _sum_of_pattern(num_leaves, range(0, num_rounds, schema.separation)[:most])
@@ -819,7 +840,7 @@ def of_tree(num_leaves: int, num_rounds: int, schema: Schema) -> Sensitivity:
 
 
 def _sum_of_pattern(num_leaves: int, rounds: Sequence[int]) -> int:
-    """Returns the sum of squared counts of one pattern.
+    """Returns the sum of squared counts of a pattern's rounds in the nodes of a tree.
 
     Args:
       num_leaves: The leaves n of the tree.
@@ -831,17 +852,18 @@ def _sum_of_pattern(num_leaves: int, rounds: Sequence[int]) -> int:
 
 
 class _TreeSearch:
-    """The largest sum of squared counts over patterns of least separation b, at most k rounds each.
+    """Search for the pattern of rounds with the largest sum of squared counts in tree nodes.
 
-    Three upper bounds, each computed only if the one before is above the best known pattern:
+    Patterns have at most k rounds, which are b or more apart. There are three upper bounds, and
+    each is computed only if the one before is above the best known pattern:
 
     1. A node over m leaves holds at most min(k, ceil(m / b)) participations.
-    2. For c participations in a node, the most by its children, as if participations in
-       different children could be any distance apart.
-    3. The sums of all patterns that fall short of bound 2 by less than the best known pattern
-       does. A partial pattern is its count in a subtree, its sum there, and how many rounds
-       after the subtree the client must wait; of several partial patterns of one count those
-       remain that have a larger sum or a shorter wait.
+    2. For c participations in a node, the largest sum by its children, as if participations in
+    different children could be at any distance.
+    3. The largest sum of all patterns that fall short of bound 2 by less than the best known
+    pattern does. A partial pattern is described by its count in a subtree, its sum in the subtree,
+    and the number of rounds after the subtree that the client must wait. Of several partial
+    patterns of one count, those are dropped that have neither a larger sum nor a shorter wait.
 
     Subtrees of equal shape share their results.
     """
@@ -854,10 +876,10 @@ class _TreeSearch:
         self.ends = functools.cache(self._ends)
 
     def largest(self, whole: _Shape, found: int) -> tuple[int, bool]:
-        """Returns the largest sum, and True; or an upper bound and False for too long a search.
+        """Returns the largest sum and True, or an upper bound and False if the search is too long.
 
         Args:
-          whole: The tree.
+          whole: The shape of the tree.
           found: The sum of a known pattern.
         """
         upper = self.by_counts(whole)
@@ -886,7 +908,7 @@ class _TreeSearch:
         return (self._largest_count(shape) ** 2 if is_complete(shape[0]) else 0) + below
 
     def _bounds(self, shape: _Shape) -> IntArray:
-        """Bound 2 for 0, 1, ... participations in a subtree."""
+        """Returns bound 2 of the class for 0, 1, ... participations in a subtree."""
         counts = np.arange(self._largest_count(shape) + 1)
         sums = np.zeros(len(counts), np.int64)
         if children := _children(shape):
@@ -898,10 +920,11 @@ class _TreeSearch:
         return np.asarray(sums + is_complete(shape[0]) * np.square(counts))
 
     def _ends(self, shape: _Shape, count: int, wait: int) -> dict[int, int]:
-        """The largest sum of ``count`` participations in a subtree for each wait after it."""
+        """Returns, for each wait after a subtree, the largest sum of ``count`` rounds in it."""
         size, released = shape
         if count == 0 or (count == 1 and is_complete(size)):
-            # One participation, as early as the client may.
+            # A single participation is best as early as the client may join, since that makes the
+            # wait shortest.
             end = max(wait + count * self._separation - size, 0)
             return {end: int(self.bounds(shape)[count])} if wait < released or not count else {}
         (left, right), own = _children(shape), is_complete(size) * count**2
@@ -921,7 +944,7 @@ class _TreeSearch:
 
 
 def _children(shape: _Shape) -> tuple[_Shape, ...]:
-    """The two children of a subtree; empty for a leaf, or if no round counts."""
+    """Returns a subtree's two children; empty for a leaf, or if it has no released round."""
     size, released = shape
     if size == 1 or released == 0:
         return ()
@@ -930,11 +953,12 @@ def _children(shape: _Shape) -> tuple[_Shape, ...]:
 
 
 def _tree_of_rows(rows: StateSpaceNoise, num_rounds: int) -> _Tree | None:
-    """Returns the tree that makes the noise of the first rounds, or None for other rows.
+    """Returns the binary tree that makes the noise of the first rounds; None for other rows.
 
-    Arrays must be those of :func:`full_tree_rows` or :func:`online_tree_rows` number for number.
-    Without roundings and for C the inverse of the noising matrix N of the first rounds, C^T C is at
-    most C_T^T C_T for the rounds' columns of C_T, in the order of positive semi-definite matrices:
+    The arrays must equal those of :func:`full_tree_rows` or :func:`online_tree_rows`, number for
+    number. In exact arithmetic, with C the inverse of the noising matrix N of the first rounds, C^T
+    C is at most C_T^T C_T for the columns of C_T of these rounds, in the order of positive
+    semi-definite matrices:
 
     * ``full``, all rounds: the two are equal, because N N^T is the inverse of C_T^T C_T.
     * ``full``, fewer rounds: C is a leading part of a lower-triangular matrix, so that ||C x|| is
@@ -944,9 +968,9 @@ def _tree_of_rows(rows: StateSpaceNoise, num_rounds: int) -> _Tree | None:
       M C_T = 0. Rows of P are combinations of columns of C_T, so that M P^T = 0 and
       L L^T = P P^T + M M^T, which is at least P P^T = (C_T^T C_T)^-1. Inverses reverse the order.
 
-    Roundings change each entry of C by at most an error times its magnitude. All of its numbers are
-    sums, products and quotients of positive ones, whose relative errors add up at most. For m state
-    vectors and in units of u = 2^-53, to first order:
+    Rounding changes each entry of C by at most an error times the entry's magnitude. All numbers of
+    C are sums, products and quotients of positive numbers, so that relative errors at most add up.
+    For m state vectors and in units of u = 2^-53, the relative errors are, to first order:
 
     * ``full``: variances have 3 m, precisions 7 m, and factors of shares 7 m + 2. An entry is one
       product of shares, of at most m factors in all, over a gain of 3.5 m + 2.
@@ -954,8 +978,8 @@ def _tree_of_rows(rows: StateSpaceNoise, num_rounds: int) -> _Tree | None:
       at most 1/2; outputs, all of one sign, sum up to one of them minus one. Gains have 18.
 
     Args:
-      rows: The rows.
-      num_rounds: The first rounds that count, at most all.
+      rows: The noising matrix.
+      num_rounds: The number of the first rounds that are released, at most all.
     """
     rounds, (phases, vectors) = rows.num_rounds, rows.outputs.shape
     if phases == rounds == rows.phases[-1] + 1:
@@ -974,7 +998,7 @@ def _tree_of_rows(rows: StateSpaceNoise, num_rounds: int) -> _Tree | None:
 
 
 class TailError(Error, ValueError):
-    """The noise that is drawn adds too large a part of delta for a guarantee to be stated."""
+    """Raised if drawn noise would cost too large a share of delta, or there is too little noise."""
 
 
 def epsilon(
@@ -984,19 +1008,20 @@ def epsilon(
     num_coordinates: int = DEFAULT_NUM_COORDINATES,
     disjoint_participations: int = 1,
 ) -> float:
-    """Returns the epsilon of an unamplified run at a delta.
+    """Returns the epsilon of a run without amplification, at a delta.
 
     Use it when a noise multiplier is given, and no client is sampled.
 
-    It is that of the exact Gaussian curve at the delta that is left (``delta_left``).
+    It is the epsilon of the exact Gaussian curve at the delta that drawn noise leaves
+    (``delta_left``).
 
     Args:
-      noise_multiplier: Relative to the sensitivity of C under its participation
-        schema; zero means no noise.
+      noise_multiplier: The noise multiplier, relative to the sensitivity of C under its
+        participation schema; zero means no noise.
       delta: Above 0 and below 1.
       num_coordinates: Parameters times rounds: each costs a delta of about 1e-27.
-      disjoint_participations: 1, or the largest number of participations of a client if
-        each changes rows of C x of its own, all of them by the same norm.
+      disjoint_participations: 1, or the largest number of participations of a client if each
+        changes other rows of C x, all of them by the same norm.
 
     Returns:
       An epsilon >= 0 for which the run is (epsilon, delta)-DP; infinity without noise.
@@ -1015,26 +1040,27 @@ def epsilon(
     participations = numbers.positive_integer(disjoint_participations, "disjoint_participations")
     coordinates = numbers.positive_integer(num_coordinates, "num_coordinates")
     if sigma >= _SMALLEST_NOISE_MULTIPLIER:
-        # The squared norms of disjoint participations add up.
+        # The squared norms of participations that change different rows add up.
         delta = delta_left(delta, sigma * math.sqrt(participations), coordinates)
     return exact_epsilon(sigma, delta)
 
 
 def exact_epsilon(noise_multiplier: float, delta: float) -> float:
-    """Returns the epsilon of the Gaussian mechanism of real normal numbers, which nothing draws.
+    """Returns the epsilon of the Gaussian mechanism with real normal numbers, as in theory.
 
     Args:
       noise_multiplier: sigma; zero means no noise.
       delta: Above 0 and below 1.
 
     Returns:
-      The smallest epsilon >= 0 at which it is (epsilon, delta)-DP; infinity without noise.
+      The smallest epsilon >= 0 at which the mechanism is (epsilon, delta)-DP; infinity without
+      noise.
 
     Raises:
       ValueError: If an argument is out of its range.
     """
     sigma = numbers.non_negative_number(noise_multiplier, "noise_multiplier")
-    # Less noise than this has no smaller epsilon.
+    # Noise above the largest multiplier is counted as that multiplier, which is on the safe side.
     sigma, delta = min(sigma, LARGEST_NOISE_MULTIPLIER_ACCOUNTED), numbers.delta(delta)
     if sigma < _SMALLEST_NOISE_MULTIPLIER:
         return math.inf
@@ -1044,25 +1070,25 @@ def exact_epsilon(noise_multiplier: float, delta: float) -> float:
 
     if excess(0.0) <= 0.0:
         return 0.0
-    # For real normal numbers, zCDP bounds epsilon from above (Bun and Steinke, Prop. 1.3).
+    # For real normal numbers, zCDP gives an upper bound of epsilon (Bun and Steinke, Prop. 1.3).
     rho = zcdp_rho(sigma)
     upper = rho + 2.0 * math.sqrt(rho * math.log(1.0 / delta)) + 1.0
     root = scipy.optimize.brentq(excess, 0.0, upper, xtol=1e-12, rtol=1e-12)
-    # The root may lie below the true one by the solver's tolerance.
+    # The computed root may be below the true one by the solver's tolerance, so it is raised.
     return float(root * (1.0 + 1e-11) + 1e-11)
 
 
-# Tails may underflow to zero, also in a program that raises floating-point errors.
+# Tails may underflow to zero, also in a program that makes NumPy raise floating-point errors.
 @np.errstate(under="ignore")
 def exact_deltas(
     noise_multiplier: float, epsilons: float | FloatArray, rounding: float = _ROUNDING_OF_DELTAS
 ) -> FloatArray:
-    """Returns the deltas of the Gaussian mechanism of real normal numbers, rounded up.
+    """Returns the deltas of the Gaussian mechanism with real normal numbers, rounded up.
 
     Args:
       noise_multiplier: sigma, at least 0.001.
-      epsilons: Of any shape.
-      rounding: What they are raised by, relative to the probability of the tail.
+      epsilons: Epsilons, in an array of any shape.
+      rounding: The relative amount by which the probability of the upper tail is raised.
     """
     half = 0.5 / noise_multiplier
     log_low = scipy.special.log_ndtr(-half - epsilons * noise_multiplier)
@@ -1071,16 +1097,16 @@ def exact_deltas(
 
 
 def zcdp_rho(noise_multiplier: float) -> float:
-    """Returns the rho of approximate zero-concentrated DP of an unamplified run: 1 / (2 sigma^2).
+    """Returns the rho of approximate zCDP of an unamplified run, which is 1 / (2 sigma^2).
 
     Use it when a budget is counted in approximate zCDP.
 
-    The noise that is drawn is bounded, and a client moves its bounds. So no released number is
-    zCDP without an exception: what holds is (rho, delta0)-approximate zCDP (Bun and Steinke, 2016,
-    Def. 8.1), with the delta0 of :func:`zcdp_delta`.
+    The drawn noise is bounded, and a client moves its bounds. So pure zCDP does not hold for any
+    released number: what holds is (rho, delta0)-approximate zero-concentrated DP (Bun and Steinke,
+    2016, Def. 8.1), with the delta0 of :func:`zcdp_delta`.
 
     Args:
-      noise_multiplier: sigma, relative to the sensitivity of C under its schema.
+      noise_multiplier: sigma, relative to the sensitivity of C under its participation schema.
 
     Returns:
       rho (Bun and Steinke, Prop. 1.6); infinity without noise.
@@ -1096,8 +1122,8 @@ def zcdp_rho(noise_multiplier: float) -> float:
     sigma = numbers.non_negative_number(noise_multiplier, "noise_multiplier")
     if sigma == 0.0:
         return math.inf
-    # Divided twice: the square of a float may be too large or too small for one. A rho that is
-    # too small for a float is not 0.
+    # Two divisions, since the square of sigma may be beyond the range of floats. A rho that
+    # underflows becomes the least positive float and not 0.
     return max(0.5 / sigma / sigma, math.ulp(0.0))
 
 
@@ -1107,25 +1133,25 @@ def zcdp_delta(
     num_coordinates: int = DEFAULT_NUM_COORDINATES,
     disjoint_participations: int = 1,
 ) -> float:
-    """Returns the delta0 of approximate zero-concentrated DP that belongs to :func:`zcdp_rho`.
+    """Returns the delta0 of approximate zCDP that belongs to the rho of :func:`zcdp_rho`.
 
-    Use it when zCDP is stated: the noise that is drawn has it approximately.
+    Use it when zCDP is stated: the drawn noise has it only approximately.
 
-    Of an unamplified run's released numbers, (rho, delta0)-approximate zCDP is proved
-    (``kernel.draws``): in both of two neighbouring worlds there is an event of
+    For the released numbers of an unamplified run, (rho, delta0)-approximate zero-concentrated DP
+    is proved (``kernel.draws``): in each of two neighbouring worlds there is an event of
     probability 1 - delta0 or more, given which the Renyi divergences of every order alpha > 1 are
-    at most rho alpha. The delta0 of several runs together is the sum of theirs.
+    at most rho alpha. The delta0 of several runs together is the sum of the delta0 of the runs.
 
     Args:
       noise_multiplier: As in :func:`epsilon`.
-      num_coordinates: As there.
-      disjoint_participations: As there.
+      num_coordinates: As in :func:`epsilon`.
+      disjoint_participations: As in :func:`epsilon`.
 
     Returns:
-      A probability; 0 without noise, where rho is infinite.
+      The probability delta0; 0 without noise, where rho is infinite.
 
     Raises:
-      TailError: If the noise multiplier is so small that nothing is proved.
+      TailError: If the noise multiplier is too small for a proof.
       ValueError: If an argument is out of its range.
 
     Example:
@@ -1143,30 +1169,30 @@ def zcdp_delta(
 def delta_left(
     delta: float, noise_multiplier: float, num_coordinates: int, compositions: int = 0
 ) -> float:
-    """Returns the part of delta that is left for real normal numbers.
+    """Returns the part of delta that is left after the costs of drawn noise and of composing.
 
     Args:
       delta: The delta of the guarantee.
-      noise_multiplier: Standard deviation of Z over what one of a client's participations can
-        change in C x (in L2 norm), above zero.
+      noise_multiplier: The standard deviation of Z over the largest change of C x, in L2 norm, by
+        one participation of a client; above zero.
       num_coordinates: The numbers that are drawn: parameters times rounds, of all runs.
-      compositions: How many mechanisms are composed by Fourier transforms.
+      compositions: The number of mechanisms that are composed by Fourier transforms.
 
     Returns:
-      A delta below the given one. If real normal numbers have it at some epsilon, the noise that
-      is drawn has the given one.
+      A delta below the given one. If real normal numbers have an epsilon at this delta, the drawn
+      noise has the same epsilon at the given delta.
 
     Raises:
       TailError: If less than 999 thousandths of delta are left, or there is so little noise that
         the bound does not hold.
-      ValueError: If a number is out of its range, or delta is so small that the rounding of so many
-        compositions is no small part of it.
+      ValueError: If a number is out of its range, or delta is too small for the rounding errors of
+        the compositions.
     """
     delta = numbers.delta(delta)
     rounding = composition_rounding(delta, compositions)
     failure = failure_probability(noise_multiplier, num_coordinates)
-    # Each share is compared with the whole: the next delta that is refused for one of them is
-    # refused without amplification, too, and none loses its amplification before.
+    # The failure probability is compared with the whole delta, before the rounding of compositions
+    # is taken off: so the same deltas are refused with and without amplification.
     if failure > _LARGEST_SHARE * delta:
         raise TailError(
             f"delta must be at least {failure / _LARGEST_SHARE:.3g} for {num_coordinates} numbers "
@@ -1176,14 +1202,14 @@ def delta_left(
 
 
 def composition_rounding(delta: float, compositions: int) -> float:
-    """Returns the part of delta that composing may lose.
+    """Returns the part of delta that rounding errors of composing may cost.
 
     Args:
       delta: The delta of the guarantee.
-      compositions: How many mechanisms are composed by Fourier transforms.
+      compositions: The number of mechanisms that are composed by Fourier transforms.
 
     Raises:
-      ValueError: If delta is out of its range, or that is no small part of it.
+      ValueError: If delta is out of its range, or too small for these rounding errors.
     """
     delta, rounding = numbers.delta(delta), _ROUNDING_PER_COMPOSITION * compositions
     smallest = max(_SMALLEST_DELTA, 2.0 * rounding)
@@ -1196,12 +1222,12 @@ def composition_rounding(delta: float, compositions: int) -> float:
 def failure_probability(
     noise_multiplier: float, num_coordinates: int, compositions: int = 0
 ) -> float:
-    """Returns the delta that drawn noise adds to that of real normal numbers, at every epsilon.
+    """Returns the delta that drawn noise costs in addition to that of real normal numbers.
 
     Args:
       noise_multiplier: As in ``delta_left``.
-      num_coordinates: As there.
-      compositions: As there: what they may lose is added.
+      num_coordinates: As in ``delta_left``.
+      compositions: As in ``delta_left``: the cost of composing is added.
 
     Raises:
       TailError: If there is so little noise that the bound does not hold.
