@@ -126,7 +126,7 @@ class ReleaseRecord:
         self._digests[stream, i] = _SPENT
 
     def _written(self, stream: str, i: int, content: bytes, *, replaces: bool) -> bytes:
-        """Writes a round's content unless there is one, and returns the content that is kept."""
+        """Writes a round's record, if none is there or it replaces that; returns the kept one."""
         if self._directory is None:
             if os.getpid() != self._process:
                 raise ReleaseError(_ANOTHER_PROCESS)
@@ -513,7 +513,7 @@ class Release:
         """
         if type(state) is not ReleaseState:
             raise TypeError(f"a release needs its own state, found {numbers.shown(state)}.")
-        # Before the first round, a state may be of a release whose tensors were not known yet.
+        # Before the first round, a state may be of a release without a layout of tensors.
         known = self.digests if state.round_index else (*self.digests, *self._digests_with(None))
         if state.digest not in known:
             raise ReleaseError(
@@ -710,7 +710,7 @@ class RowsInFiles:
         block = int(np.searchsorted(self.blocks.starts, i, side="right")) - 1
         start, end = self.blocks.rounds(block)
         row = np.empty(segment.size, np.int64)
-        # The range of tiles whose part of the next block is made in this round.
+        # The range of tiles of the next block that this round makes.
         places = np.array([i - start, i - start + 1])
         first, last = segment.num_tiles * places // (end - start)
 
