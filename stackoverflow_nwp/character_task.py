@@ -1,4 +1,4 @@
-"""TFF's Shakespeare task: the next character, with its own model and preprocessing."""
+"""TFF's Shakespeare task of predicting the next character, with TFF's model and preprocessing."""
 
 import collections
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ from simulations.training.federated_task import HELDOUT, TEST, FederatedTask
 from simulations.training.training_parts import keras_evaluation
 from stackoverflow_nwp.shakespeare import CHARACTER_MODEL, Speeches
 
-# TFF's name of its metric, which leaves padding out.
+# TFF's name of the accuracy, which does not count padding.
 ACCURACY = "accuracy"
 
 _SEQUENCE_LENGTH = CHARACTER_MODEL["sequence_length"]
@@ -28,10 +28,10 @@ _PADDING = char_prediction_preprocessing.get_special_tokens()[0]
 
 
 def federated_task(speeches: Speeches, options: Mapping[str, Any], seed: int) -> FederatedTask:
-    """Returns the task.
+    """Returns TFF's next-character task on Shakespeare's plays.
 
     Args:
-        speeches: Whose speeches there are.
+        speeches: The speeches of all roles, which are the clients.
         options: The flags of the run, by name.
         seed: Seed for the initial weights and for what clients sample of their data.
     """
@@ -71,8 +71,8 @@ def federated_task(speeches: Speeches, options: Mapping[str, Any], seed: int) ->
     )
 
 
-# A client's speeches in their order, once, in batches of one. The run's seed alone, and not TFF's
-# shuffling, decides which of them a round uses.
+# TFF's preprocessing gives a client's speeches in their order, once, in batches of one. It does not
+# shuffle: the run's seed alone decides which speeches a round uses.
 _SPEC = tff.simulation.baselines.ClientSpec(num_epochs=1, batch_size=1, shuffle_buffer_size=1)
 
 
@@ -92,7 +92,7 @@ def _pieces(
     seed: int,
     number: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs and targets of roles in random order, whole roles until there are enough."""
+    """Returns inputs and targets of randomly chosen whole roles, until there are enough."""
     generator = random_streams.generator_of(seed, random_streams.Stream.EVALUATION, number)
     ids = client_data.client_ids
     inputs: list[np.ndarray] = []
@@ -108,7 +108,7 @@ def _pieces(
 
 
 def _most_frequent(heldout: np.ndarray, test: np.ndarray) -> tuple[int, float]:
-    """The character that held-out speeches have most, and its accuracy on those of the test."""
+    """Returns the most frequent character of held-out speeches, and its test accuracy."""
     number = len(char_prediction_preprocessing.CHAR_VOCAB)
     counts = np.bincount(heldout.ravel(), minlength=number + 1)[1 : number + 1]
     token = 1 + int(np.argmax(counts))

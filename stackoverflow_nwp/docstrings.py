@@ -1,4 +1,4 @@
-"""Sentences of the docstrings of installed packages, one client per module.
+"""Collects sentences from the docstrings of installed packages; each module is one client.
 
 The packages are those that TensorFlow Federated and this project's other direct requirements
 need at run time, in the versions installed: what a lock file pins. Development tools, the
@@ -21,7 +21,7 @@ from mf_aggregators.progress_bars import ProgressBar
 from stackoverflow_nwp import text_cleaning
 from stackoverflow_nwp.federated_text import Example, split_of_client
 
-# The packages that this project imports; their metadata name all further ones.
+# The packages that this project imports; their metadata name all further packages.
 ROOT_PACKAGES = (
     "absl-py",
     "dp-accounting",
@@ -37,10 +37,11 @@ ROOT_PACKAGES = (
 )
 
 MIN_SENTENCES_PER_CLIENT = 10
-# A handful of modules with thousands of generated sentences would outweigh all others.
+# Sentences of one client are limited: otherwise a few modules with thousands of generated sentences
+# would outweigh all others.
 MAX_SENTENCES_PER_CLIENT = 512
 
-# Part of the cache key. A change of the sentences that come out has to raise it.
+# A part of the cache key, to be raised when a change of this code changes the sentences.
 CLEANING_VERSION = 1
 
 
@@ -61,7 +62,7 @@ class Package:
 
 @dataclasses.dataclass(frozen=True)
 class Sentence:
-    """The tokens of a sentence, joined by spaces, and the class or function that it describes.
+    """Sentence of a docstring, as tokens joined by spaces, with the class or function documented.
 
     The name is "" for the module's own docstring.
     """
@@ -72,7 +73,7 @@ class Sentence:
 
 
 def normalized_name(name: str) -> str:
-    """Spells a package's name as lock files do: lower case, runs of ".", "-" and "_" as "-"."""
+    """Returns a package's name as in lock files: in lower case, "-" for runs of ".", "-", "_"."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -81,7 +82,7 @@ def find_packages(
     root_packages: Sequence[str] = ROOT_PACKAGES,
     lock_file: pathlib.Path | None = None,
 ) -> tuple[Package, ...]:
-    """Finds the root packages and all that they require, as installed, sorted by name.
+    """Finds the root packages and all installed packages that they require, sorted by name.
 
     A requirement that is not installed (one that the lock overrides away) is passed over.
 
@@ -97,7 +98,7 @@ def find_packages(
     directories = list(sys.path if search_path is None else search_path)
     for distribution in importlib.metadata.distributions(path=directories):
         name = distribution.metadata["Name"]
-        # The first on the search path is the one that an import would find.
+        # Keep the first distribution of a name on the search path, as an import does.
         if name and (locked_names is None or normalized_name(name) in locked_names):
             installed.setdefault(normalized_name(name), distribution)
     found: set[tuple[str, str]] = set()
@@ -115,10 +116,10 @@ def find_packages(
 
 
 def fingerprint(packages: Sequence[Package]) -> str:
-    """Identifies the sentences of some packages by twelve hexadecimal digits.
+    """Returns a fingerprint of the sentences of some packages: twelve hexadecimal digits.
 
-    They depend on the packages' names and versions, on the Python version, whose grammar reads the
-    sources, and on this module's rules.
+    The fingerprint depends on the packages' names and versions, on the Python version, whose
+    grammar reads the sources, and on this module's rules.
     """
     lines = [f"{package.name}=={package.version}" for package in packages]
     lines.append(f"python {sys.version_info.major}.{sys.version_info.minor}")
@@ -137,7 +138,7 @@ def sentences_of_module(source: bytes) -> list[Sentence]:
         ValueError: The source holds null bytes.
     """
     with warnings.catch_warnings():
-        # Sources with invalid escape sequences warn as they are compiled.
+        # Ignore warnings of invalid escape sequences in the packages' sources.
         warnings.simplefilter("ignore")
         tree = ast.parse(source)
     sentences: list[Sentence] = []
@@ -153,9 +154,9 @@ def examples(
 ) -> Iterator[Example]:
     """Yields the sentences of some packages, one client per module.
 
-    Modules come in the order of their names, and a sentence stays with the first that has it.
-    `tags` is the package's name, `title` the class or function whose docstring it is from (the
-    module where it is the module's), `post_type` is "answer" for functions and methods and
+    Modules come in the order of their names, and a sentence is kept only for the first module that
+    has it. `tags` is the package's name, `title` the class or function whose docstring it is from
+    (the module where it is the module's), `post_type` is "answer" for functions and methods and
     "question" for modules and classes.
 
     Args:
@@ -200,13 +201,13 @@ def examples(
 
 
 def _locked_names(lock_file: pathlib.Path) -> frozenset[str] | None:
-    """The package names of a uv.lock; None where there is none."""
+    """Returns the package names in a uv.lock; None if there is no such file."""
     try:
         text = lock_file.read_text(encoding="utf-8")
     except OSError:
         return None
-    # tomllib is not part of Python 3.10. The lock's layout is fixed: each package is a table with
-    # its name as the first key.
+    # Read the lock with a regular expression, because Python 3.10 has no tomllib. The layout is
+    # fixed: each package is a table with its name as the first key.
     names = re.findall(r'^\[\[package\]\]\nname = "([^"]+)"', text, re.MULTILINE)
     return frozenset(normalized_name(name) for name in names)
 
@@ -214,8 +215,8 @@ def _locked_names(lock_file: pathlib.Path) -> frozenset[str] | None:
 def _requirements(
     distribution: importlib.metadata.Distribution, extra: str
 ) -> Iterator[tuple[str, str]]:
-    """The names, with their extras, that a distribution requires here."""
-    # A requirement of matplotlib, and so in every environment that this module is for.
+    """Yields name and extra of each package that a distribution requires here."""
+    # The package packaging is always there: matplotlib requires it.
     from packaging import requirements
 
     for text in distribution.requires or ():
@@ -230,10 +231,11 @@ def _requirements(
 def _modules(
     distribution: importlib.metadata.Distribution,
 ) -> tuple[tuple[str, pathlib.Path], ...]:
-    """The Python modules that a distribution installed, from its own record."""
+    """Returns a distribution's Python modules, from the record of its installed files."""
     modules = {}
     for file in distribution.files or ():
-        # Scripts lie outside, as "../../../bin/...", and some packages bring templates.
+        # Skip files that are no modules: scripts outside the package, as "../../../bin/...", and
+        # templates.
         if file.suffix != ".py" or not all(part.isidentifier() for part in file.parts[:-1]):
             continue
         parts = file.parts[:-1] if file.stem == "__init__" else (*file.parts[:-1], file.stem)
@@ -244,7 +246,7 @@ def _modules(
 
 
 def _collect(node: ast.AST, prefix: str, sentences: list[Sentence]) -> None:
-    """Appends the sentences of a node's docstring, then those of the nodes within."""
+    """Appends the sentences of a syntax node's docstring, then those of nodes within it."""
     if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
         docstring = ast.get_docstring(node, clean=False)
         is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
@@ -255,5 +257,5 @@ def _collect(node: ast.AST, prefix: str, sentences: list[Sentence]) -> None:
             name = f"{prefix}.{child.name}" if prefix else child.name
             _collect(child, name, sentences)
         elif isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
-            # Definitions inside "if", "try" and so on.
+            # Go into statements such as "if" and "try", which may contain definitions.
             _collect(child, prefix, sentences)

@@ -1,4 +1,4 @@
-"""Federated text in the file format of TFF's StackOverflow data.
+"""Reads and writes federated text in the file format of TFF's StackOverflow data.
 
 A SQLite file with one row per example (a serialized `tf.train.Example` of StackOverflow's six
 fields) and one row per client and split, which `tff.simulation.datasets.SqlClientData` reads.
@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from mf_aggregators import atomic_files
 from mf_aggregators.progress_bars import ProgressBar
 
-# The names in StackOverflow's own file.
+# The names of splits in StackOverflow's own file.
 TRAIN = "train"
 HELDOUT = "heldout"
 TEST = "test"
@@ -32,7 +32,8 @@ CREATE TABLE client_metadata (
     split_name TEXT NOT NULL,
     num_examples INTEGER NOT NULL);
 """
-# Created once all rows are in, which is faster. TFF asks for a client at a time.
+# Indexes by client, because TFF reads one client at a time. They are created after all rows, which
+# is faster.
 _INDEXES = """
 CREATE INDEX idx_examples_client_id ON examples (client_id);
 CREATE INDEX idx_metadata_client_id ON client_metadata (client_id);
@@ -41,23 +42,23 @@ _REQUIRED_COLUMNS = {
     "examples": {"split_name", "client_id", "serialized_example_proto"},
     "client_metadata": {"client_id", "split_name", "num_examples"},
 }
-# The advice about a file of another form.
+# The advice in messages about a file of another form.
 _REMEDY = "make one with make-text-dataset"
 _CHUNK_BYTES = 1 << 20
-# Hashing a smaller file takes less than a second.
+# The smallest file that is hashed with a progress bar: a smaller file takes less than a second.
 _FEWEST_BYTES_WITH_BAR = 256 << 20
 
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-    """One sentence of one client, with the fields of StackOverflow's data.
+    """Example of federated text, a sentence of one client with StackOverflow's fields.
 
     Attributes:
-        client_id: Whose sentence it is. No single quotes: TFF puts it into an SQL text as it is.
-        split: The split that it belongs to.
-        tokens: Its tokens, separated by single spaces.
-        creation_date: When it was written.
-        score: The score of its post.
+        client_id: The client. Without single quotes: TFF puts the name into an SQL text unchanged.
+        split: The split that the client belongs to.
+        tokens: The sentence's tokens, separated by single spaces.
+        creation_date: When the sentence was written.
+        score: The score of the sentence's post.
         tags: The tags of its post, separated by "|".
         title: The title of its post.
         post_type: "question" or "answer".
@@ -75,7 +76,7 @@ class Example:
 
 @dataclasses.dataclass(frozen=True)
 class SplitCounts:
-    """How many clients and examples one split holds."""
+    """The numbers of clients and examples in one split."""
 
     clients: int
     examples: int
@@ -83,13 +84,13 @@ class SplitCounts:
 
 @dataclasses.dataclass(frozen=True)
 class Contents:
-    """The contents of a SQLite file at one moment.
+    """Identity of a SQLite file's contents at one moment, by which later changes are noticed.
 
     Attributes:
         path: The file.
         sha256: The SHA-256 of all its bytes, in hexadecimal digits.
-        identity: Device, inode, size and both times of the file, as they were then. They show that
-            it changed since, and never stand for its contents.
+        identity: Device, inode, size and both times of the file, as they were at that moment. If
+            they differ later, the file has changed; equal values do not replace the hash.
     """
 
     path: pathlib.Path
@@ -98,7 +99,7 @@ class Contents:
 
     @classmethod
     def of(cls, path: pathlib.Path) -> "Contents":
-        """Hashes a file, at about a second a gigabyte.
+        """Hashes a file and returns its contents' identity; takes about a second for a gigabyte.
 
         Raises:
             OSError: The file cannot be read.
@@ -123,13 +124,14 @@ class Contents:
         return contents
 
     def check(self) -> None:
-        """Checks that the file has these contents still, after something was read from it.
+        """Checks, after something was read, that the file still has these contents.
 
         Raises:
             OSError: The file cannot be read.
-            ValueError: It has changed, or another program has changes to it that are not in it yet.
+            ValueError: The file has changed, or another program has changes that are not written
+                into it yet.
         """
-        # SQLite keeps them next to the file that a link leads to.
+        # SQLite keeps unwritten changes next to the real file, also if the path is a link to it.
         file = pathlib.Path(os.path.realpath(self.path))
         waiting = file.with_name(f"{file.name}-wal")
         if waiting.exists() and waiting.stat().st_size:
@@ -146,7 +148,8 @@ class Contents:
 
 def _identity(path: pathlib.Path) -> tuple[int, ...]:
     status = path.stat()
-    # The system sets the last one whenever a file is written; programs can set the one before.
+    # The modification time alone is not enough, because programs can set it; the system sets the
+    # change time whenever a file is written.
     times = (status.st_mtime_ns, status.st_ctime_ns)
     return (status.st_dev, status.st_ino, status.st_size, *times)
 
@@ -170,8 +173,8 @@ def split_clients(client_ids: Iterable[str]) -> dict[str, str]:
         client_ids: The clients, at least three different ones.
 
     Returns:
-        The split of each: that of `split_of_client`, but a split which that leaves empty gets
-        the client with the smallest hash in the largest split.
+        The split of each client, by `split_of_client`. If this leaves a split empty, the client
+        with the smallest hash in the largest split is moved there.
 
     Raises:
         ValueError: There are fewer than three clients.
@@ -192,8 +195,8 @@ def split_clients(client_ids: Iterable[str]) -> dict[str, str]:
 
 
 def serialize(example: Example) -> bytes:
-    """Encodes an example as StackOverflow's file does: equal ones as equal bytes."""
-    # Loading TensorFlow takes seconds, which readers of the rest need not wait for.
+    """Serializes an example in StackOverflow's format; equal examples give equal bytes."""
+    # Import here: loading TensorFlow takes seconds, and other functions of this module do without.
     import tensorflow as tf
 
     message = tf.train.Example()
@@ -247,7 +250,7 @@ def write(path: pathlib.Path, examples: Iterable[Example]) -> dict[str, SplitCou
 def write_serialized(
     path: pathlib.Path, rows: Iterable[tuple[str, str, bytes]]
 ) -> dict[str, SplitCounts]:
-    """Writes examples that are serialized already; see `write`.
+    """Writes already serialized examples to a file of federated text; see `write`.
 
     Args:
         path: The file, replaced in one step if it is there.
@@ -271,7 +274,7 @@ def write_serialized(
     with atomic_files.writing(path) as temporary:
         connection = sqlite3.connect(temporary.name)
         try:
-            # The file is not seen before it is complete, so a journal protects nothing.
+            # SQLite's journal is off: the file gets its name only when it is complete.
             connection.execute("PRAGMA journal_mode = OFF")
             connection.execute("PRAGMA synchronous = OFF")
             connection.executescript(_SCHEMA)
@@ -300,7 +303,7 @@ def fields_of_proto(serialized: bytes, needed: str) -> dict[str, str | int]:
 
     try:
         features = tf.train.Example.FromString(serialized).features.feature
-    # Values other than bytes raise a TypeError.
+    # Serialized values that are not bytes raise a TypeError.
     except (message.DecodeError, TypeError) as error:
         raise ValueError(f"An example holds no `{needed}`.") from error
     found: dict[str, str | int] = {}
@@ -320,7 +323,7 @@ def tokens_of_proto(serialized: bytes) -> str:
 
 
 def parse(client_id: str, split: str, serialized: bytes) -> Example:
-    """Decodes an example; raises ValueError if it has no field `tokens`. Others may be missing."""
+    """Decodes a serialized example; raises ValueError if the field `tokens` is missing."""
     fields = fields_of_proto(serialized, "tokens")
     names = ("tokens", "creation_date", "tags", "title")
     texts = {name: str(fields.get(name, "")) for name in names}
@@ -336,17 +339,18 @@ def read_only(path: pathlib.Path) -> sqlite3.Connection:
 
 @contextlib.contextmanager
 def _reading(path: pathlib.Path) -> Iterator[sqlite3.Connection]:
-    """Opens a SQLite file, and turns errors of reading it into one line: a ValueError."""
+    """Opens a SQLite file for reading; turns errors of SQLite into ValueErrors of one line."""
     try:
         with contextlib.closing(read_only(path)) as connection:
             yield connection
     except sqlite3.Error as error:
-        # Damaged pages, names that are no UTF-8, or a table that another program has locked.
+        # SQLite raises errors for damaged pages, for names that are not UTF-8, and for tables that
+        # another program has locked.
         raise ValueError(f"{path} cannot be read as a SQLite file ({error}): {_REMEDY}.") from error
 
 
 def _in_order(connection: sqlite3.Connection) -> str:
-    """The end of a query that puts examples in the order in which they were written."""
+    """Returns the end of a query, which sorts examples by the order in which they were written."""
     try:
         connection.execute("SELECT rowid FROM examples LIMIT 1")
     except sqlite3.OperationalError:
@@ -428,7 +432,7 @@ def read_tokens_of_client(path: pathlib.Path, split: str, client_id: str) -> lis
 
 
 def read_examples(path: pathlib.Path) -> Iterator[Example]:
-    """Yields all examples in the order of the file; clients with numbers are named by them.
+    """Yields all examples in the file's order; a numbered client gets its number as name.
 
     Raises:
         ValueError: The file cannot be read, a client is neither a text nor an integer, or an
@@ -444,7 +448,7 @@ def read_examples(path: pathlib.Path) -> Iterator[Example]:
 
 
 def _name(path: pathlib.Path, client: object) -> str:
-    """The name of a client that a file of another program may number."""
+    """Returns a client's name as text; files of other programs may have numbers for names."""
     if not isinstance(client, str | int):
         raise ValueError(
             f"{path} has a client {client!r}, which is neither a text nor an integer: {_REMEDY}."
@@ -453,10 +457,10 @@ def _name(path: pathlib.Path, client: object) -> str:
 
 
 def check_names(path: pathlib.Path) -> None:
-    """Checks that clients have names and not numbers: TFF finds no client by a number.
+    """Checks that clients' names are texts and not numbers, by which TFF finds no client.
 
     Raises:
-        ValueError: One has none; the message says how to name them.
+        ValueError: A client's name is not a text; the message says how to name clients.
     """
     with _reading(path) as connection:
         row = connection.execute(
@@ -501,7 +505,8 @@ def _check_size(path: pathlib.Path) -> None:
         raise ValueError(f"{path} is not a SQLite file: {_REMEDY}.")
     page_size = int.from_bytes(header[16:18], "big")
     pages = int.from_bytes(header[28:32], "big")
-    # A page size of 1 stands for 65536; the number of pages counts if the two versions agree.
+    # In SQLite's header, the page size 1 stands for 65536; and the number of pages is valid only if
+    # two version numbers agree.
     expected_size = (65536 if page_size == 1 else page_size) * pages
     if header[24:28] == header[92:96] and path.stat().st_size < expected_size:
         raise ValueError(

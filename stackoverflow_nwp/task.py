@@ -1,4 +1,4 @@
-"""The next-word-prediction task: TFF's StackOverflow baseline on token arrays.
+"""The next-word-prediction task, which is TFF's StackOverflow baseline on arrays of tokens.
 
 The model, the special tokens and the metrics are those of
 ``tff.simulation.baselines.stackoverflow``; sentences come tokenized already, with the
@@ -23,7 +23,7 @@ from simulations.training import training_parts
 from simulations.training.training_parts import keras_evaluation
 from stackoverflow_nwp.token_arrays import ClientTokens
 
-# The metric of the papers: accuracy without out-of-vocabulary and end-of-sentence tokens.
+# The papers' metric: the accuracy that does not count out-of-vocabulary and end-of-sentence tokens.
 ACCURACY = "accuracy_without_out_of_vocab_or_end_of_sentence"
 
 _EVALUATION_BATCH_SIZE = 128
@@ -31,7 +31,7 @@ _EVALUATION_BATCH_SIZE = 128
 
 @dataclasses.dataclass(frozen=True)
 class NextWordTask:
-    """A vocabulary size, a sentence length and a model size.
+    """Next-word-prediction task of a vocabulary size, a sentence length and a model size.
 
     Attributes:
       vocab_size: Words in the vocabulary, special tokens not counted.
@@ -126,7 +126,7 @@ class NextWordTask:
 
 @dataclasses.dataclass(frozen=True)
 class ClientDatasets:
-    """The batches of a client in a round, a function of (seed, client, round) alone.
+    """Function from a client and a round to batches, which depend on seed, client and round alone.
 
     Attributes:
       tokens: The clients' sentences.
@@ -154,13 +154,14 @@ class ClientDatasets:
 def all_sentences(
     tokens: ClientTokens, at_most: int, seed: int, split_number: int = 0
 ) -> np.ndarray:
-    """Returns sentences of all clients of a split, the same sample for the same seed.
+    """Returns a sample of sentences from the clients of a split; the seed determines the sample.
 
     Args:
       tokens: The split.
       at_most: How many sentences.
       seed: The seed of the run.
-      split_number: From 0: another one for each split of a run makes their samples independent.
+      split_number: The number of the split, from 0: different numbers make the samples of a run's
+        splits independent.
 
     Returns:
       (m, sequence_length + 1) int32.
@@ -169,7 +170,7 @@ def all_sentences(
     order = generator.permutation(len(tokens.client_ids))
     chosen: list[np.ndarray] = []
     found = 0
-    # Clients come in random order and whole, so a large split is not read to its end.
+    # Take whole clients in random order, so that a large split need not be read to its end.
     for client in order:
         chosen.append(tokens.tokens_of(tokens.client_ids[client]))
         found += len(chosen[-1])
@@ -179,5 +180,6 @@ def all_sentences(
 
 
 def _loss() -> tf.keras.losses.Loss:
-    # The model's mask would do the same, but does not reach every place a loss is taken.
+    # The loss ignores padding itself: the model's mask would do so too, but does not reach every
+    # place that computes the loss.
     return tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)

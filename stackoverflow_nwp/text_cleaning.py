@@ -16,11 +16,11 @@ from collections.abc import Sequence
 
 URL_TOKEN = "<URL>"
 
-# A sentence must have as many words, and as large a share of its tokens must be words; headings
-# and remnants of code have less.
+# A sentence must have at least this many words, and words must be at least this share of its
+# tokens; headings and remnants of code have fewer.
 MIN_WORDS = 3
 _MIN_WORD_SHARE = 0.65
-# Longer "sentences" are lists of names that lost their line breaks.
+# The most tokens of a sentence: longer ones are lists of names that lost their line breaks.
 MAX_TOKENS = 120
 
 _URL = re.compile(
@@ -33,7 +33,7 @@ _UNICODE_PUNCTUATION = str.maketrans(
     {"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"', "\u2013": "-", "\u2014": "-"}
 )
 
-# A full stop after one of these words ends no sentence.
+# Abbreviations: a full stop after one of them does not end a sentence.
 _ABBREVIATIONS = re.compile(
     r"(?:al|approx|cf|ch|dept|dr|e\.g|eg|eqs?|esp|etc|figs?|i\.e|ie|incl|mr|mrs|ms|nos|pp?|prof"
     r"|refs?|resp|sec|st|viz|vol|vs|w\.r\.t|wrt)\Z",
@@ -41,7 +41,7 @@ _ABBREVIATIONS = re.compile(
 )
 _SENTENCE_END = re.compile(r"(?<=[.!?])[\"')\]]*\s+(?=[\"'(\[`*<]*[A-Z0-9])")
 
-# Sections of names, not prose.
+# Headings of docstring sections that consist of names, not of prose.
 _DROPPED_SECTIONS = re.compile(
     r"(?:authors?|bibliography|citation|copyright|inherited members|license|methods|references?"
     r"|routine listings|see also)\Z"
@@ -71,14 +71,15 @@ _INLINE_MARKUP: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\[([^\]]+)\]\[[^\]]*\]"), r"\1"),
     (re.compile(r"\s*\[[#*]?[A-Za-z0-9_+-]*\]_"), ""),  # a citation
     (re.compile(r"\s*\[[0-9]{1,2}(?:,\s*[0-9]{1,2})*\]"), ""),
-    # A role and a reStructuredText link, either with a target of its own.
+    # A Sphinx role and a reStructuredText link, each perhaps with a target in angle brackets.
     (re.compile(r":[a-zA-Z][\w:+.-]*:`[~!]?\.?([^`<]+?)\s*(?:<[^`>]*>)?`"), r"\1"),
     (re.compile(r"`([^`<]+?)\s*<[^`>]*>`_*"), r"\1"),
     (re.compile(r"`+([^`]*)`+_*"), r"\1"),
     (re.compile(r"\*{1,2}([^\s*](?:[^*]*[^\s*])?)\*{1,2}"), r"\1"),
     (re.compile(r"(?<![\w])_([^\s_][^_]*)_(?![\w])"), r"\1"),
-    (re.compile(r"\|([A-Za-z_][\w ]*)\|_?"), r"\1"),  # a substitution
-    (re.compile(r"@(?:end_)?compatibility(?:\([a-zA-Z]*\))?"), " "),  # TensorFlow's own
+    (re.compile(r"\|([A-Za-z_][\w ]*)\|_?"), r"\1"),  # a substitution of reStructuredText
+    # mark-up that only TensorFlow has
+    (re.compile(r"@(?:end_)?compatibility(?:\([a-zA-Z]*\))?"), " "),
 )
 
 
@@ -89,7 +90,7 @@ def tokenize(sentence: str) -> tuple[str, ...]:
     characters, and `URL_TOKEN` for each URL.
     """
     text = html.unescape(sentence).translate(_UNICODE_PUNCTUATION)
-    # The token is lower-cased as all else would be, were it inserted before.
+    # URL_TOKEN is inserted after lower-casing, so that it keeps its capitals.
     pieces = _URL.split(text)
     lowered = f" {URL_TOKEN} ".join(piece.lower().replace("<url>", URL_TOKEN) for piece in pieces)
     return tuple(_TOKEN.findall(lowered.encode("ascii", "ignore").decode("ascii")))
@@ -163,7 +164,7 @@ def sentences_of_docstring(docstring: str) -> list[tuple[str, ...]]:
 
 
 def _without_markup(paragraph: str) -> str:
-    """Removes inline mark-up and keeps the words that it marks."""
+    """Removes inline mark-up from a paragraph and keeps the marked words."""
     text = html.unescape(paragraph)
     for pattern, replacement in _INLINE_MARKUP:
         text = pattern.sub(replacement, text)
@@ -190,7 +191,7 @@ def _paragraphs(text: str) -> list[str]:
             bullet = _BULLET.match(stripped)
             bullet_width = bullet.end() if bullet else 0
             is_item, content = _item(stripped[bullet_width:], indentation > previous_indentation)
-            # A smaller indentation begins a new item, except after the summary line.
+            # A line with smaller indentation begins a new paragraph, except after the summary line.
             begins = is_item or bullet_width > 0 or indentation < previous_indentation
         if begins:
             paragraphs.append([])
@@ -202,7 +203,7 @@ def _paragraphs(text: str) -> list[str]:
 
 
 def _item(text: str, is_deeper: bool) -> tuple[bool, str]:
-    """Returns whether a line, after its bullet, describes a field or a parameter, and its prose."""
+    """Returns whether a line describes a field or a parameter, and the prose in the line."""
     if field := _FIELD.match(text):
         return True, "" if field["kind"].lower() in _DROPPED_FIELDS else text[field.end() :]
     google, numpy = _GOOGLE_PARAMETER.match(text), _NUMPY_PARAMETER.match(text)
@@ -241,7 +242,8 @@ def _without_fences(lines: list[str]) -> list[str]:
             or _TABLE_BORDER.match(stripped)
             or (in_block and stripped)
         ):
-            # The lines up to the next blank one are output, or the table's rows.
+            # Drop all lines up to the next blank line: they are a doctest's output or a table's
+            # rows.
             in_block = True
             kept.append("")
         else:
@@ -253,7 +255,7 @@ def _without_fences(lines: list[str]) -> list[str]:
 def _without_literal_blocks(lines: list[str]) -> list[str]:
     """Removes indented code after "::", and directives with their content unless it is prose."""
     kept = []
-    # Lines deeper than this are the content of something dropped.
+    # Lines with more indentation than this belong to a dropped block, and are dropped too.
     dropped_above: int | None = None
     for line in lines:
         stripped = line.strip()
@@ -271,13 +273,13 @@ def _without_literal_blocks(lines: list[str]) -> list[str]:
 
 
 def _directive_or_text(line: str) -> tuple[str, bool]:
-    """Returns the prose of a line, and whether deeper lines after it are no prose."""
+    """Returns a line's prose, and whether to drop the more indented lines after it."""
     stripped = line.strip()
     if directive := _DIRECTIVE.match(stripped):
         if not _PROSE_DIRECTIVES.match(directive["name"].lower()):
             return "", True
         argument = stripped[directive.end() :].strip()
-        # "versionadded:: 1.4" has a number there.
+        # A short argument, as the number in "versionadded:: 1.4", is not prose.
         is_text = len(argument.split()) > 2
         return " " * _indentation(line) + argument if is_text else "", False
     if stripped.startswith(".. ") or stripped == "..":
@@ -290,7 +292,7 @@ def _directive_or_text(line: str) -> tuple[str, bool]:
 def _without_headings(lines: list[str]) -> list[str]:
     """Removes underlined headings, and whole sections without prose."""
     kept: list[str] = []
-    # The indentation of the heading of a section that is left out.
+    # The indentation of the heading of a section that is being dropped; None outside such sections.
     dropped_at: int | None = None
     for position, line in enumerate(lines):
         stripped = line.strip()
@@ -308,7 +310,7 @@ def _without_headings(lines: list[str]) -> list[str]:
 
 
 def _is_heading(stripped: str, following: str) -> bool:
-    """Whether a line looks like a heading, or the next line underlines it."""
+    """Returns whether a line looks like a heading, or is underlined by the next line."""
     if not stripped:
         return False
     is_underlined = _UNDERLINE.match(following) is not None and len(stripped) < 80

@@ -1,8 +1,8 @@
-"""Text that people have in files, by client: what is recognised is read, and the rest refused.
+"""Reads users' text files by client; files in a form that is not recognised are refused.
 
-A table or a JSON file that were read as prose would become one client, and the unit of privacy
-would be a file in place of a person. So files are recognised by their endings, in any case, and
-what is read as the text of one client may not look like anything else.
+If a table or a JSON file were read as prose, it would become one client, and the unit of privacy
+would be a file in place of a person. So the form of a file is recognised by its ending (in capitals
+or not), and a file that is read as the text of one client may not look like another form.
 """
 
 import codecs
@@ -22,17 +22,17 @@ from mf_aggregators.privacy import ledgers
 
 JSON = ".json"
 JSON_LINES = (".jsonl", ".ndjson")
-# The delimiters of tables; the first that fits is used.
+# Endings of tables, each with the delimiters that are tried; the first that fits is used.
 TABLES = {".csv": (",", ";", "\t"), ".tsv": ("\t",)}
 SQLITE = (".sqlite", ".sqlite3", ".db")
-# Files of these endings are no prose, however they begin.
+# Files with these endings are not read as prose, even if they begin like it.
 _STRUCTURED = (".htm", ".html", ".rtf", ".toml", ".xhtml", ".xml", ".yaml", ".yml")
 
 # The fields of LEAF's data (Caldas et al. 2018) that may hold text, unless a flag names one.
 _LEAF_TEXTS = ("raw", "x")
 
 _MARKS = (
-    # UTF-32 comes first, because its mark begins with UTF-16's.
+    # UTF-32 comes first, because its byte order mark begins with that of UTF-16.
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
     (codecs.BOM_UTF16_LE, "utf-16"),
@@ -44,19 +44,19 @@ _JSON_BEGINS = re.compile(
     rf"\{{\s*(?:{_QUOTED}|'[^'\n]*')\s*:|\[[\s\[]*(?:\{{\s*[\"']|{_QUOTED}\s*[,\]])"
 )
 _XML_BEGINS = re.compile(r"<\?xml\b|<!doctype\b|<html\b", re.IGNORECASE)
-# Other markup has to reach from one end to the other: Markdown may begin with a tag, too.
+# A text is other mark-up only if tags enclose all of it: Markdown may begin with a tag too.
 _TAGS = re.compile(r"<[a-z][^<>]*>.*</[a-z][^<>]*>\s*", re.IGNORECASE | re.DOTALL)
 _DOCUMENT_BEGINS = re.compile(r"\{\\rtf|%PDF-|%!PS")
 _ROWS_LOOKED_AT = 50
 _CHARACTERS_LOOKED_AT = 200_000
 _MOST_FIELDS_SHOWN = 20
-# The largest that every platform takes.
+# The most characters in a field of a table: the largest limit that every platform accepts.
 _LARGEST_FIELD = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
-    """The fields of a record that name its client and have its text."""
+    """Names of the fields of a record that have its client and its text."""
 
     client: str = "client"
     text: str = "text"
@@ -73,10 +73,10 @@ def is_prose(path: pathlib.Path) -> bool:
 
 
 def records(path: pathlib.Path, columns: Columns) -> Iterator[tuple[str, str]]:
-    """Yields a client and a text of it for each record of a JSON, JSON lines or table file.
+    """Yields the client and the text of each record in a JSON, JSON lines or table file.
 
     Raises:
-        ValueError: The file is no such file, or one of its records has no client or text.
+        ValueError: The file has another form, or one of its records has no client or text.
         OSError: The file cannot be read.
     """
     kind = ending(path)
@@ -122,7 +122,7 @@ def prose(
 
 
 def structure(path: pathlib.Path, text: str, columns: Columns) -> str | None:
-    """Describes a text that is no prose, with advice, as the end of a sentence; None for prose."""
+    """Returns the end of a message on a text that is not prose, with advice; None for prose."""
     beginning = text[:_CHARACTERS_LOOKED_AT].lstrip()
     if _JSON_BEGINS.match(beginning):
         return (
@@ -153,10 +153,10 @@ def structure(path: pathlib.Path, text: str, columns: Columns) -> str | None:
 
 
 def _num_columns(text: str, columns: Columns, is_cut: bool) -> int:
-    """The number of columns of a text that is a table; 0 if it is none.
+    """Returns the number of columns if a text is a table; 0 if it is not.
 
-    In prose, a space follows a comma or a semicolon, or its line ends there, and lines have
-    different numbers of them.
+    In prose, a comma or a semicolon is followed by a space or the end of the line, and different
+    lines have different numbers of commas or semicolons.
     """
     for delimiter in (",", ";", "\t", "|"):
         lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
@@ -165,7 +165,7 @@ def _num_columns(text: str, columns: Columns, is_cut: bool) -> int:
         except csv.Error:
             continue
         if is_cut and len(rows) < _ROWS_LOOKED_AT:
-            # The last row may have been cut off.
+            # Leave out the last row of a text that was cut, because it may be incomplete.
             rows = rows[:-1]
         if not rows or len(rows[0]) < 2:
             continue
@@ -201,20 +201,21 @@ def _contents(path: pathlib.Path) -> str:
     except UnicodeError as error:
         raise _not_text(path, getattr(error, "reason", str(error))) from error
     if "\0" in text:
-        # It is UTF-16 without a mark, or a file of another program.
+        # Text with null characters is UTF-16 without a byte order mark, or another program's
+        # format.
         raise _not_text(path, "it holds null characters")
     return text
 
 
 def _named(place: object, client: str) -> str:
-    """A client's name if it can be seen and stored."""
+    """Returns a client's name; raises ValueError if it is invisible or cannot be stored."""
     if not ledgers.name_in_one_form(_encodable(place, client)):
         raise ValueError(f"{place}: the client has no name that can be seen, found {client!a}.")
     return client
 
 
 def _encodable(place: object, text: str) -> str:
-    """A text if it can be stored as UTF-8."""
+    """Returns a text; raises ValueError if it cannot be stored as UTF-8."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -303,7 +304,7 @@ def _json(path: pathlib.Path, columns: Columns) -> Iterator[tuple[str, str]]:
 def _leaf(
     path: pathlib.Path, value: Mapping[str, Any], columns: Columns
 ) -> Iterator[tuple[str, str]]:
-    """Reads LEAF's form: ``users``, ``num_samples`` and ``user_data``, an object of users."""
+    """Reads JSON in LEAF's form, with ``users``, ``num_samples`` and ``user_data``."""
     users, data = value["users"], value["user_data"]
     numbers = value.get("num_samples", [None] * len(users) if isinstance(users, list) else None)
     if (
@@ -367,7 +368,7 @@ def _fields(line: str, delimiter: str) -> list[str]:
 
 
 def _delimiter(heading: str, columns: Columns, delimiters: Sequence[str]) -> str:
-    """The delimiter of a heading: the one that gives the columns, or else the most fields."""
+    """Returns the delimiter with which a table's heading has the columns, or else most fields."""
     by_delimiter = {each: _fields(heading, each) for each in delimiters}
     for delimiter, fields in by_delimiter.items():
         if {columns.client, columns.text} <= set(fields):
@@ -378,7 +379,8 @@ def _delimiter(heading: str, columns: Columns, delimiters: Sequence[str]) -> str
 def _rows(
     path: pathlib.Path, lines: Iterator[str], columns: Columns, delimiter: str
 ) -> Iterator[tuple[str, str]]:
-    # Strictly: a quote that is never closed would give a client all the rows that follow.
+    # Parse strictly: otherwise a quote that is never closed would give one client all the rows that
+    # follow.
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     heading: list[str] | None = None
     try:

@@ -1,4 +1,4 @@
-"""Sentences as rows of token ids, equal to those of TFF's next-word-prediction preprocessing.
+"""Turns sentences into rows of token ids, equal to TFF's next-word-prediction preprocessing.
 
 TFF's pipeline builds a lookup table for every client in every round. Here text is tokenized once
 and the arrays are cached (`EagerClientTokens`), or, for data too large for that, a client is
@@ -24,15 +24,15 @@ from stackoverflow_nwp.federated_text import Contents
 
 _LOGGER = logging.getLogger(__name__)
 
-# The longest sentence of the papers' experiments, TFF's default.
+# The number of words kept of a sentence in the papers' experiments, and TFF's default.
 DEFAULT_SEQUENCE_LENGTH = 20
-# Tokenizing more examples than this takes more than a few minutes.
+# The most examples that are tokenized as a whole: more of them take more than a few minutes.
 MAX_EAGER_EXAMPLES = 5_000_000
 _CACHE_FORMAT = 3
 
 
 class SpecialTokens(NamedTuple):
-    """The ids of tokens that are not words of the vocabulary, as TFF numbers them.
+    """Ids of special tokens, those that are not words of the vocabulary, as TFF numbers them.
 
     Attributes:
         padding: Fills rows up to their length.
@@ -55,14 +55,13 @@ class ClientTokens(Protocol):
         """The clients' names, sorted."""
 
     def tokens_of(self, client_id: str) -> np.ndarray:
-        """Returns a client's sentences.
+        """Returns a client's sentences as rows of token ids.
 
         Args:
             client_id: One of `client_ids`.
 
         Returns:
-            A read-only int32 array with one row of token ids per sentence, one more than those to
-            predict.
+            A read-only int32 array with one row of ``sequence_length + 1`` token ids per sentence.
 
         Raises:
             KeyError: There is no such client.
@@ -70,11 +69,11 @@ class ClientTokens(Protocol):
 
 
 class SentenceTokenizer:
-    """Maps a sentence to ids exactly as TFF's `build_to_ids_fn` followed by padding does.
+    """Maps a sentence to token ids, exactly as TFF's `build_to_ids_fn` with padding does.
 
     Attributes:
         sequence_length: The number of words kept of a sentence.
-        special_tokens: The ids of what is not a word.
+        special_tokens: The ids of special tokens.
     """
 
     def __init__(
@@ -90,18 +89,19 @@ class SentenceTokenizer:
         if sequence_length < 1:
             raise ValueError(f"The sequence length must be positive, not {sequence_length}.")
         self.sequence_length = sequence_length
-        # Words are numbered from 1, and there is one bucket of unknown words.
+        # The id 0 is padding, words are numbered from 1, and all unknown words share one id.
         self.special_tokens = SpecialTokens(0, *(len(vocabulary) + more for more in (1, 2, 3)))
         self._ids = {word: number for number, word in enumerate(vocabulary, start=1)}
 
     def row(self, tokens: str) -> list[int]:
         """Returns the `sequence_length + 1` ids of a sentence of tokens with single spaces between.
 
-        They are beginning of sentence, words, end of sentence unless words fill the row, padding.
+        The ids are those of: the beginning of the sentence; its words; its end, unless words fill
+        the row; padding.
         """
         special = self.special_tokens
-        # TFF splits at each single space: two in a row have an empty, unknown word between them,
-        # and an empty sentence consists of one.
+        # Split at each single space, as TFF does: between two spaces in a row there is an empty,
+        # unknown word, and an empty sentence consists of one such word.
         words = tokens.split(" ", self.sequence_length)[: self.sequence_length]
         ids = [special.beginning_of_sentence]
         ids += [self._ids.get(word, special.out_of_vocabulary) for word in words]
@@ -118,7 +118,7 @@ class SentenceTokenizer:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class EagerClientTokens:
-    """All sentences of a split in memory, client after client.
+    """Tokens of a split that are all in memory, client after client.
 
     Attributes:
         client_ids: The clients' names, sorted.
@@ -143,7 +143,7 @@ class EagerClientTokens:
 
 
 class LazyClientTokens:
-    """Clients' tokens out of a SQLite file, one query for each client asked for."""
+    """Tokens of a split that are read from a SQLite file, client by client, when asked for."""
 
     def __init__(self, contents: Contents, split: str, tokenizer: SentenceTokenizer) -> None:
         """Lists the clients of a split of a SQLite file."""
@@ -160,7 +160,7 @@ class LazyClientTokens:
         return self._client_ids
 
     def tokens_of(self, client_id: str) -> np.ndarray:
-        """Reads and tokenizes a client; see `ClientTokens`.
+        """Reads and tokenizes a client's sentences; see `ClientTokens`.
 
         Raises:
             ValueError: The file has changed since it was opened.
@@ -179,7 +179,7 @@ def tokenize_split(
     path: pathlib.Path, split: str, tokenizer: SentenceTokenizer, show_progress: bool = True
 ) -> EagerClientTokens:
     """Tokenizes all sentences of a split, each client's in the order of the file."""
-    # Lists of lists would take gigabytes for millions of sentences.
+    # Use arrays, because lists of lists would take gigabytes for millions of sentences.
     tokens, owners = array.array("i"), array.array("i")
     client_ids = federated_text.clients_of_split(path, split)
     numbers = {client: number for number, client in enumerate(client_ids)}
@@ -210,16 +210,17 @@ def load_token_arrays(
     sequence_length: int = DEFAULT_SEQUENCE_LENGTH,
     show_progress: bool = True,
 ) -> EagerClientTokens:
-    """Tokenizes a split, or reads the arrays that an earlier call saved.
+    """Returns the tokens of a split; reads them from the cache if an earlier call saved them.
 
-    A cached copy is used only if it is whole and was made from these contents, split, vocabulary
-    (most frequent word first) and length.
+    A cached copy is used only if it is undamaged and was made from the same contents, split,
+    vocabulary (most frequent word first) and length.
 
     Raises:
         ValueError: The file cannot be read, or has changed.
     """
     tokenizer, path = SentenceTokenizer(vocabulary, sequence_length), contents.path
-    # One file for each purpose, so that alternating between two vocabularies rebuilds neither.
+    # Each split, length and vocabulary has a cache file of its own, so that alternating between two
+    # vocabularies rebuilds neither.
     purpose = json.dumps([split, sequence_length, [*vocabulary]])
     key = json.dumps([_CACHE_FORMAT, purpose, contents.sha256])
     name = hashlib.sha256(purpose.encode()).hexdigest()[:12]
@@ -251,7 +252,7 @@ def open_client_tokens(
     max_eager_examples: int = MAX_EAGER_EXAMPLES,
     show_progress: bool = True,
 ) -> ClientTokens:
-    """Opens the tokens of a split's clients, in memory or not according to its size.
+    """Opens the tokens of a split's clients, in memory unless the split is too large.
 
     Args:
         contents: A SQLite file of federated text.
@@ -274,7 +275,7 @@ def open_client_tokens(
 
 
 def _read_cache(cache: pathlib.Path, key: str, sequence_length: int) -> EagerClientTokens | None:
-    """Reads cached arrays, None if they are missing, broken or made for another key."""
+    """Reads cached token arrays; None if they are missing, damaged or made for another key."""
     try:
         contents = checkpoints.archived_arrays(cache)
         if str(contents["key"]) != key:
