@@ -1,6 +1,7 @@
 """The aggregator in TensorFlow Federated, and the noise as TensorFlow graphs."""
 
-# Modules by name: most of them import TensorFlow, which not every user of the library has.
+# The names of modules; they are not imported here, because most of them import TensorFlow, which
+# some users of the library do not have.
 __all__ = [
     "averaging_with_metrics",
     "client_sums",

@@ -41,7 +41,7 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         self.mechanism, self._options = options.mechanism, options
 
     def create(self, value_type: Any) -> tff.templates.AggregationProcess:
-        """Returns the process for updates of a type; see the base class.
+        """Returns the aggregation process for updates of a type, as TFF's base class requires.
 
         Raises:
           TypeError: If the type is none of tensors in Python containers, as of federated values,
@@ -52,7 +52,7 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
             together, which is what guarantees are stated for.
         """
         specs, sums = self._update_specs(value_type), self._options.sums
-        # Records in the open have 32 bits, as a float32 has.
+        # Records for a sum that is not secure have integers of 32 bits, as many as a float32 has.
         dtype = tf.int64 if sums.is_secure else tf.int32
         query = self._query(specs, is_recorded=True, record_dtype=dtype)
         graph_check.check(query)
@@ -63,7 +63,7 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         return _measured(process, mean, self._options)
 
     def query(self, specs: Any) -> Query:
-        """Returns the DPQuery that clips, sums and adds noise, which TFF then runs.
+        """Returns a DPQuery that clips records, sums them and adds noise; TFF runs it.
 
         In ``tff.aggregators.DifferentiallyPrivateFactory(NormalizedQuery(query, n))`` it releases
         the bits of the aggregator, in sums that TFF adds up in 64 bits. That factory's
@@ -83,7 +83,7 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         return query
 
     def spend(self, state: Any, value_type: Any) -> Any:
-        """Returns the state after a round that was not finished and cannot be released again.
+        """Returns the state after a round that crashed and must never be released.
 
         After a crash between a release and the saving of its state, the row of the round may have
         left the server, so that it must not be added to the sum of other clients. No row is added
@@ -105,7 +105,7 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         if int(noise.fingerprint) not in mechanism.fingerprints:
             raise RefusalError(tensor_rows.OTHER_PROCESS)
         try:
-            # NumPy makes int64 of Python's integers.
+            # NumPy turns Python integers into int64, and TensorFlow would make int32 of them.
             before = tf.nest.map_structure(lambda leaf: tf.constant(np.asarray(leaf)), noise)
             after = tf.function(mechanism.spent, autograph=False)(before)
         except tf.errors.InvalidArgumentError as error:
@@ -149,7 +149,7 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         return known.statement(ledger, **options)
 
     def _update_specs(self, value_type: Any) -> Any:
-        """The tensors of an update, without metrics; raises TypeError if a type has others."""
+        """Returns the tensors of an update without metrics, or raises TypeError for other types."""
         is_struct = isinstance(value_type, tff.StructType)
         specs = None
         if not is_struct or getattr(value_type, "python_container", None) is not None:
@@ -163,7 +163,8 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         return specs if self._options.metrics is None else specs["update"]
 
     def _query(self, specs: Any, *, is_recorded: bool, record_dtype: tf.DType = tf.int64) -> Query:
-        # Our contexts raise the refusals of the query's checks where TFF runs it.
+        # TFF's context is made to raise this library's refusals in the place where TFF runs the
+        # query.
         is_secure = is_recorded and self._options.sums.is_secure
         context = tff.framework.get_context_stack().current
         processes.raise_refusals(context, needs_secure_sums=is_secure)
@@ -175,7 +176,7 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
 
 
 def _noise_state(state: Any) -> NoiseState:
-    """The one noise state in a state; raises ValueError if there is none, or several."""
+    """Returns the one noise state in a state; raises ValueError if there is none or several."""
     found = processes.states_in(state)
     if len(found) != 1:
         raise ValueError(
@@ -186,9 +187,10 @@ def _noise_state(state: Any) -> NoiseState:
 
 
 class _MeanQuery(tfp.NormalizedQuery):
-    """A query's result over the expected number of clients, in the types of updates.
+    """Divides a query's noisy sum by the expected number of clients, in the types of updates.
 
-    Its records are narrower than their sums: it is for :class:`_RecordSums` alone.
+    Records of this query are narrower than their sums, so only :class:`_RecordSums` may add them
+    up.
     """
 
     def __init__(self, query: Query, options: Options, specs: Any) -> None:
@@ -205,13 +207,13 @@ class _MeanQuery(tfp.NormalizedQuery):
 
 
 class _RecordSums(tff.aggregators.UnweightedAggregationFactory):
-    """Adds up records by :func:`_sum_of_records`, without a state, and measures their number."""
+    """A stateless TFF factory that adds up clipped records and measures their number."""
 
     def __init__(self, bits: int | None) -> None:
         self._bits = bits
 
     def create(self, value_type: Any) -> tff.templates.AggregationProcess:
-        """Returns the process for records of a type; see the base class."""
+        """Returns the process that sums records of a type, as TFF's base class requires."""
         specs = tff.types.type_to_tf_tensor_specs(value_type)
 
         def zero() -> Any:
@@ -236,11 +238,11 @@ class _RecordSums(tff.aggregators.UnweightedAggregationFactory):
 def _measured(
     process: tff.templates.AggregationProcess, query: _MeanQuery, options: Options
 ) -> tff.templates.AggregationProcess:
-    """Returns TFF's process of a query, which starts without a round and measures its clients.
+    """Returns TFF's process of a query, but without a first round, and with client counts.
 
     The ``initialize`` of DifferentiallyPrivateFactory runs a round of zeros on the state that it
     returns, to learn the type of its event. That would be a first use of the noise of the first
-    round, and no record could tell it from an empty first cohort.
+    round, and the record of sums could not tell it from an empty first cohort.
 
     With private metrics, no exact number of clients is measured.
     """
@@ -250,7 +252,7 @@ def _measured(
     def first_state() -> Any:
         return state_type.member.python_container(
             query_state=query.initial_global_state(),
-            # A sum of records keeps no state.
+            # The process that adds up records keeps no state.
             agg_state=(),
             dp_event=dp_accounting.UnsupportedDpEvent().to_named_tuple(),
             is_init_state=tf.constant(True),
@@ -280,18 +282,18 @@ def _measured(
 
 
 def _sum_of_records(zero: Any, record_type: Any, bits: int | None) -> Any:
-    """The computation that adds up records of integers in 64 bits, in any order.
+    """Returns the computation that adds up clients' integer records in 64 bits, in any order.
 
-    A secure sum is one modulo 2^bits. The result is the sum itself if it is within
-    (-2^(bits - 1), 2^(bits - 1)); what wraps around on the way wraps back. A power of two because
-    it divides 2^64: TFF's simulation of a secure sum adds up in int64 and reduces afterwards, which
-    is wrong for another modulus where the sum leaves int64.
+    A secure sum is computed modulo 2^bits. The result is the exact sum if that is within (-2^(bits
+    - 1), 2^(bits - 1)), even if partial sums wrap around. The modulus is a power of two because it
+    divides 2^64: TFF's simulation of a secure sum adds up in int64 and reduces afterwards, which is
+    wrong for another modulus if the sum leaves int64.
 
     Args:
-      zero: Returns the sum of no records, int64.
-      record_type: The type of a record: int32 and int64 in the open, and int64 for a secure sum.
+      zero: Returns the sum of no records, in int64.
+      record_type: The type of a record: int32 and int64, or int64 alone for a secure sum.
       bits: The width of the integers of a secure sum, the sign included: 2 to 62; None for a sum
-        in the open.
+        that is not secure.
     """
     if bits is None:
         return _open_sum(zero, record_type)
@@ -305,8 +307,8 @@ def _sum_of_records(zero: Any, record_type: Any, bits: int | None) -> Any:
 
     @tff.federated_computation(tff.FederatedType(record_type, tff.CLIENTS))
     def summed(records: Any) -> Any:
-        # int64, because TFF takes a Python integer below 2^31 for an int32, and then cannot
-        # reduce the clients' int64 by it.
+        # The modulus is an int64, because TFF takes a Python integer below 2^31 for an int32, and
+        # then cannot reduce the clients' int64 numbers by it.
         residues = tff.backends.mapreduce.federated_secure_modular_sum(records, modulus)
         return tff.federated_map(whole, residues)
 
@@ -314,12 +316,12 @@ def _sum_of_records(zero: Any, record_type: Any, bits: int | None) -> Any:
 
 
 class _OpenSum(NamedTuple):
-    """A sum of records: few int32 numbers are added up as such, in a third of the time.
+    """A sum of clients' records, of which the recent ones are added up in int32 for speed.
 
     Attributes:
       total: The sum of earlier records, int64.
-      recent: The sum of records since, in the dtypes of records.
-      bound: int64 scalar: no int32 entry of ``recent`` is larger, or smaller than minus this.
+      recent: The sum of all later records, in the dtypes of records.
+      bound: int64 scalar: an upper bound on the magnitudes of the int32 entries of ``recent``.
     """
 
     total: Any
@@ -328,7 +330,7 @@ class _OpenSum(NamedTuple):
 
 
 def _open_sum(zero: Any, record_type: Any) -> Any:
-    """The computation of :func:`_sum_of_records` for a sum in the open."""
+    """Returns the computation of :func:`_sum_of_records` for a sum that is not secure."""
     map_structure = tf.nest.map_structure
 
     @tff.tensorflow.computation
@@ -344,7 +346,7 @@ def _open_sum(zero: Any, record_type: Any) -> Any:
         narrow = [each for each in tf.nest.flatten(record) if each.dtype == tf.int32]
         ends = [tf.cast(tf.reduce_max(each), tf.int64) for each in narrow]
         ends += [-tf.cast(tf.reduce_min(each), tf.int64) for each in narrow]
-        # Entries of empty tensors have limits of the other sign.
+        # The maximum of an empty tensor is the least int32, so zero is among the candidates.
         return tf.reduce_max(tf.stack([tf.zeros([], tf.int64), *ends]))
 
     sum_type = nothing.type_signature.result

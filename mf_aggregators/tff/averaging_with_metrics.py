@@ -69,12 +69,12 @@ def learning_process(
     def train(weights: Any, data: Any) -> Any:
         update = model_delta_client_work.build_model_delta_update_with_tff_optimizer(
             model_fn,
-            # The weight is the number of examples then.
+            # With this weighting, the weight of an update is the client's number of examples.
             weighting=tff.learning.ClientWeighting.NUM_EXAMPLES,
             loop_implementation=loop_implementation,
         )
         result, measured = update(client_optimizer, weights, data)
-        # TFF measures nothing if there are no examples or the update is not finite.
+        # If a client has no examples or its update is not finite, TFF has no metrics of it.
         is_measured = result.update_weight > 0.0
         nothing = tf.constant(float("nan"), tf.float32)
         metrics = collections.OrderedDict(
@@ -121,7 +121,7 @@ def learning_process(
 
 
 def _zeroed(update: Any, zeroing_norm: float | None) -> Any:
-    """An update, or zeros where an entry of it is too large."""
+    """Returns an update, or zeros if the magnitude of one of its entries is too large."""
     if zeroing_norm is None:
         return update
     limit, flat = tf.constant(zeroing_norm, tf.float32), tf.nest.flatten(update)

@@ -31,30 +31,33 @@ from mf_aggregators.aggregator import is_plain
 from mf_aggregators.kernel.numbers import Error
 from mf_aggregators.tff import processes
 
-# TFF's operations from values of clients to a value of the server, and to other values of clients.
+# The names of TFF's operations that aggregate values of clients at the server, or select values for
+# clients.
 _OPERATION = re.compile(r"federated_(aggregate|max|mean|min|secure_\w+|select|sum|weighted_mean)")
 _SELECTION = re.compile(r"federated_(secure_)?select")
-# Operations that apply a function to a value.
+# The names of TFF's operations that apply a function to a value.
 _MAP = re.compile(r"federated_(apply|map|map_all_equal)|sequence_map")
-# The values that a client of dp_query.MatrixFactorizationSumQuery sends.
+# The names in the records that clients of dp_query.MatrixFactorizationSumQuery send.
 _OF_THIS_LIBRARY = ("steps", "num_records", "least_steps")
-# The attribute that marks a checked computation.
+# The name of the attribute that marks a computation as checked.
 _IS_CHECKED = "_is_checked_by_mf_aggregators"
-# Bytes of a piece of a state: memory of this size is used again, not asked for page by page.
+# The largest size in bytes of a piece of a state: memory of this size is used again, not requested
+# page by page.
 _BYTES_OF_PIECE = 2**22
 
 
 class UnnoisedSumError(Error, ValueError):
-    """A process releases a sum without noise that should have some."""
+    """Raised if a process releases a sum over clients without the noise that it needs."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _ClientTensor:
-    """A tensor that every client contributes to a sum.
+    """A tensor of which each client contributes a value to a sum over clients.
 
     Attributes:
-      name: Its names in the structure, joined by slashes; numbers where there is no name.
-      shape: Its shape; None where it is not known. A dimension that is not known is 0.
+      name: The names on the way to the tensor in its structure, joined by slashes; numbers where
+        there is no name.
+      shape: The shape of the tensor; None if it is not known. A dimension that is not known is 0.
     """
 
     name: str
@@ -63,12 +66,12 @@ class _ClientTensor:
 
 @dataclasses.dataclass(frozen=True)
 class _ClientSum:
-    """A sum, or another aggregate, over the values of clients.
+    """A sum, or another aggregate, over the values of clients in a computation of TFF.
 
     Attributes:
-      operation: TFF's name of it, such as ``federated_sum``.
-      tensors: What each client contributes.
-      is_noised: Whether an aggregator of this library adds noise to it (none, if its noise
+      operation: TFF's name of the operation, such as ``federated_sum``.
+      tensors: The tensors that each client contributes.
+      is_noised: Whether an aggregator of this library adds noise to the sum (no noise, if its noise
         multiplier is zero).
     """
 
@@ -77,7 +80,7 @@ class _ClientSum:
     is_noised: bool
 
     def __str__(self) -> str:
-        """Returns one line for a reader."""
+        """Returns one line of text that describes the sum."""
         names = ", ".join(
             f"{each.name or 'a value'} {list(each.shape) if each.shape is not None else '[?]'}"
             for each in self.tensors
@@ -86,7 +89,7 @@ class _ClientSum:
 
 
 def of(computation: Any) -> tuple[_ClientSum, ...]:
-    """Returns all sums over clients in a computation.
+    """Returns all sums and other aggregates over clients in a computation of TFF.
 
     Use it when you ask what a process of TensorFlow Federated sums over clients.
 
@@ -95,7 +98,7 @@ def of(computation: Any) -> tuple[_ClientSum, ...]:
         aggregation process.
 
     Returns:
-      The sums, in the order in which they stand there.
+      The sums, in the order in which they stand in the computation.
 
     Example:
       >>> import numpy as np
@@ -115,7 +118,7 @@ def of(computation: Any) -> tuple[_ClientSum, ...]:
 
 
 def check(computation: Any, *, needs_noise: bool = True) -> None:
-    """Checks that a process adds noise to its updates, wherever it releases them.
+    """Checks that a process adds noise to its updates in every sum that it releases.
 
     Use it when other code has built a process, before the process trains.
 
@@ -216,18 +219,18 @@ def _has_large_noise_state(state: Any) -> bool:
 
 
 class _StateInPieces(tff.framework.Ingestable):
-    """A state of the server whose tensors go to TFF's worker one by one, large ones in pieces."""
+    """A state of the server that is passed to TFF's worker tensor by tensor, in pieces."""
 
     def __init__(self, state: Any, kind: tff.FederatedType) -> None:
         self._state, self._kind = state, kind
 
     @property
     def type_signature(self) -> tff.FederatedType:
-        """The type of the state."""
+        """The TFF type of the state, placed at the server."""
         return self._kind
 
     async def ingest(self, executor: Any) -> Any:
-        """Returns the state as a value of an executor of TFF."""
+        """Passes the state to an executor of TFF, and returns the executor's value."""
         whole = await self._value(executor, self._state, self._kind.member)
         return await _called(executor, _placing(self._kind.member), whole)
 
@@ -262,13 +265,13 @@ async def _called(executor: Any, computation: Any, argument: Any) -> Any:
 
 @functools.cache
 def _placing(kind: Any) -> Any:
-    """The computation that places a value of a type at the server."""
+    """Returns the TFF computation that places a value of a type at the server."""
     return tff.federated_computation(lambda value: tff.federated_value(value, tff.SERVER), kind)
 
 
 @functools.cache
 def _joining(kind: Any) -> Any:
-    """The computation that joins pieces along their first axis."""
+    """Returns the TFF computation that joins pieces of a tensor along their first axis."""
     return tff.tensorflow.computation(lambda pieces: tf.concat(list(pieces), axis=0), kind)
 
 
@@ -315,7 +318,7 @@ def _begins_with_noise_state(kind: Any) -> bool:
 
 
 def _check_shapes(sums: tuple[_ClientSum, ...]) -> None:
-    """Checks that no sum without noise has the shapes of a sum with noise."""
+    """Raises UnnoisedSumError if a sum without noise has the shapes of a sum with noise."""
     private = [_shapes(each) for each in sums if each.is_noised]
     for each in sums:
         shapes = _shapes(each)
@@ -328,7 +331,7 @@ def _check_shapes(sums: tuple[_ClientSum, ...]) -> None:
 
 
 def _feeding(process: Any) -> frozenset[_ClientSum]:
-    """The sums without noise that a noised sum, or a result, follows from in some round."""
+    """Returns the sums without noise that a noised sum, or a result, depends on."""
     kind = process.type.function
     further = [frozenset[_ClientSum]()] * (len(kind.parameter.struct.element) - 1)
     state: Any = frozenset()
@@ -346,12 +349,12 @@ def _feeding(process: Any) -> frozenset[_ClientSum]:
 
 
 def _value(node: Any, named: dict[str, Any], fed: list[Any]) -> Any:
-    """Finds the sums without noise that a part of a computation follows from.
+    """Returns the sums without noise that a part of a TFF computation depends on.
 
     Args:
       node: The protocol buffer of the part.
       named: The values of the names in its scope.
-      fed: The values that sums with noise follow from are appended to it.
+      fed: A list, to which the values that sums with noise depend on are appended.
 
     Returns:
       A frozenset of _ClientSum; a tuple of values, for a structure; or a function of a value.
@@ -378,12 +381,12 @@ def _value(node: Any, named: dict[str, Any], fed: list[Any]) -> Any:
         )
     if kind == "intrinsic":
         return functools.partial(_applied, node, fed=fed)
-    # A graph of TensorFlow gives everything to all of its results.
+    # Any result of a graph of TensorFlow may depend on all of its arguments.
     return _sums_of if node.type.HasField("function") else frozenset()
 
 
 def _applied(intrinsic: Any, argument: Any, fed: list[Any]) -> Any:
-    """The value of one of TFF's own operations on a value."""
+    """Returns what the result of one of TFF's own operations depends on, given an argument."""
     uri = intrinsic.intrinsic.uri
     if _OPERATION.fullmatch(uri) and not _SELECTION.fullmatch(uri):
         found = _client_sum(intrinsic)
@@ -405,7 +408,7 @@ def _element(value: Any, position: int) -> Any:
 
 
 def _joined(one: Any, other: Any) -> Any:
-    """A value that follows from all that two values of one type follow from."""
+    """Returns a value that depends on everything that two values of one type depend on."""
     for structure in (one, other):
         if isinstance(structure, tuple):
             return tuple(
@@ -416,19 +419,19 @@ def _joined(one: Any, other: Any) -> Any:
 
 
 def _sums_of(value: Any) -> frozenset[_ClientSum]:
-    """All sums that any part of a value follows from."""
+    """Returns all sums over clients that any part of a value depends on."""
     if isinstance(value, tuple):
         return frozenset[_ClientSum]().union(*map(_sums_of, value))
     return value if isinstance(value, frozenset) else frozenset()
 
 
 def _shapes(client_sum: _ClientSum) -> collections.Counter[tuple[int, ...]]:
-    """The shapes that are more than a number, and how often each is there."""
+    """Counts the shapes of a sum's tensors, scalars left out."""
     return collections.Counter(each.shape for each in client_sum.tensors if each.shape)
 
 
 def _intrinsics(message: Any) -> Iterator[Any]:
-    """All uses of TFF's own operations, in a protocol buffer of a computation."""
+    """Yields all uses of TFF's own operations in the protocol buffer of a computation."""
     for field, value in message.ListFields():
         if field.type != field.TYPE_MESSAGE:
             continue
@@ -443,7 +446,8 @@ def _intrinsics(message: Any) -> Iterator[Any]:
 def _client_sum(intrinsic: Any) -> _ClientSum:
     parameter = intrinsic.type.function.parameter
     if parameter.WhichOneof("type") == "struct":
-        # Further arguments, such as a bound or an initial value, come from the server.
+        # The first argument is the clients' value; others, such as a bound or an initial value,
+        # come from the server.
         parameter = parameter.struct.element[0].value
     member = parameter.federated.member
     return _ClientSum(
@@ -454,7 +458,7 @@ def _client_sum(intrinsic: Any) -> _ClientSum:
 
 
 def _is_noised(kind: Any) -> bool:
-    """Whether a type is one that the queries of this library sum, or a structure of such types."""
+    """Whether a type is that of this library's clipped records, or consists of such types."""
     elements = kind.struct.element
     return tuple(each.name for each in elements) == _OF_THIS_LIBRARY or (
         len(elements) > 0 and all(_is_noised(each.value) for each in elements)

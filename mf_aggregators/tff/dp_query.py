@@ -50,20 +50,22 @@ from mf_aggregators.tff.release_record import ReleaseRecord
 from mf_aggregators.tff.rows_on_disk import RowsOnDisk
 from mf_aggregators.tff.tensor_rows import RowsInState, TensorNoise
 
-# The temporaries of these coordinates of an update stay in a processor's cache.
+# The number of coordinates of an update that are computed at a time, so that temporary arrays stay
+# in a processor's cache.
 _ENTRIES_AT_ONCE = 2**14
-# The floats from here to twice as much are all of its integers, in the order of their bits.
+# Adding this float rounds smaller non-negative numbers to integers: floats from here to twice as
+# much are the integers, in the order of their bits.
 _ZERO_OF_INTEGERS = 2.0**52
 
 
 @dataclasses.dataclass(frozen=True)
 class NoiseParts:
-    """The noise of a run in graphs.
+    """The noise of a run as TensorFlow graphs, with the kernel's release that defines it.
 
     Attributes:
-      release: The kernel's, whose numbers all graphs have.
-      noise: The definition of its stream.
-      record: The record of the sums that noise was added to; None for none.
+      release: The kernel's release; all graphs compute the same numbers.
+      noise: The graphs of the stream of noise.
+      record: The record of the sums that noise was added to; None for no record.
     """
 
     release: Release
@@ -84,7 +86,7 @@ class NoiseParts:
         participation: Participation | None = None,
         is_recorded: bool = False,
     ) -> "NoiseParts":
-        """Returns the noise of a run in graphs, with all files in place.
+        """Returns the noise of a run as TensorFlow graphs, and creates the files that it needs.
 
         Args:
           horizons: The claim or guarantee of each horizon of the run, the first one first.
@@ -94,8 +96,8 @@ class NoiseParts:
           directory: Where noise files go; None for a temporary directory.
           sums: The grid of vectors; None for multiples of the norm over 2^30, of at most 2^22
             vectors.
-          label: Further options that states must not change.
-          participation: The schema that the noise is scaled to, for the state to tell; None for a
+          label: The text of further options that must be the same for a state and its release.
+          participation: The schema that the noise is scaled to, which states show; None for a
             single participation.
           is_recorded: Whether to keep a record of released sums in a temporary directory if none is
             given.
@@ -112,7 +114,8 @@ class NoiseParts:
         size = layout.size
         has_noise = size > 0 and claims[0].sigma > 0.0
         if has_noise:
-            # Before costs, which are of no use for more noise than that.
+            # This check comes before costs are computed, which are of no use if the noise is
+            # refused.
             check_charged(size, claims[-1].rows.num_rounds)
             cost = places.NoiseCost.of_run([each.rows for each in claims], size, storage)
         is_on_disk = has_noise and cost.storage is NoiseStorage.DISK
@@ -139,7 +142,7 @@ class NoiseParts:
 
 
 def _schema_numbers(participation: Participation) -> tuple[int, int, int]:
-    """A schema as the numbers of ``NoiseState.schema``."""
+    """Encodes a participation schema as the three numbers of ``NoiseState.schema``."""
     described = participation.to_dict()
     return (
         1 + SCHEMA_KINDS.index(described["schema"]),
@@ -152,11 +155,11 @@ def _schema_numbers(participation: Participation) -> tuple[int, int, int]:
 
 
 def _clip_to_grid(record: Any, clip_norm: tf.Tensor, steps_per_clip_norm: int) -> Any:
-    """Scales a structure of tensors to a norm of at most ``clip_norm``, in quantization steps.
+    """Clips a structure of tensors to an L2 norm of ``clip_norm``, in quantization steps.
 
-    Entries are rounded to the nearest step; where the norm would then exceed the clip norm, they
-    are rounded towards zero instead, which never lengthens an update. The sum of squares that
-    decides it is one of integers.
+    Entries are rounded to the nearest step. If the norm would then exceed the clip norm, they are
+    rounded towards zero instead, which never lengthens an update. The comparison is one of
+    integers: it uses the sum of squares of the rounded entries.
 
     Args:
       record: A structure of floating-point tensors of known shapes.
@@ -176,13 +179,15 @@ def _clip_to_grid(record: Any, clip_norm: tf.Tensor, steps_per_clip_norm: int) -
         found = [_in_steps(tensor, *scaling, number_of) for tensor in flat]
         return [steps for steps, _ in found], _sum([squares for _, squares in found])
 
-    # Less than the limit by more than all roundings of floats on the way here.
+    # A factor that makes entries smaller by more than all floating-point errors before they are
+    # rounded towards zero.
     margin = tf.constant(1.0 - integers.MARGIN, tf.float64)
     steps, squares = rounded(tf.round)
     steps, squares = tf.cond(
         squares <= most, lambda: (steps, squares), lambda: rounded(lambda each: each * margin)
     )
-    # The proof does not depend on sizes of roundings: an update that is still longer is zero.
+    # If an update is still too long, it becomes zero, so the proof does not depend on sizes of
+    # roundings.
     steps = tf.cond(
         is_finite & (squares <= most), lambda: steps, lambda: [*map(tf.zeros_like, steps)]
     )
@@ -190,7 +195,7 @@ def _clip_to_grid(record: Any, clip_norm: tf.Tensor, steps_per_clip_norm: int) -
 
 
 def _clip_with_indicator(record: Any, clip_norm: tf.Tensor) -> tuple[Any, tf.Tensor]:
-    """Returns a clipped record over its clip norm, and its clipped-count indicator.
+    """Returns a clipped record divided by its clip norm, and the clipped-count indicator.
 
     Args:
       record: A structure of floating-point tensors.
@@ -211,20 +216,21 @@ def _clip_with_indicator(record: Any, clip_norm: tf.Tensor) -> tuple[Any, tf.Ten
 
 
 def _wide_enough(tensor: tf.Tensor) -> tf.Tensor:
-    """The tensor in float32, or float64 as it is."""
+    """Returns a tensor in float32, or unchanged if it is in float64."""
     return tensor if tensor.dtype == tf.float64 else tf.cast(tensor, tf.float32)
 
 
 def _scaling(
     flat: list[tf.Tensor], clip_norm: tf.Tensor, unit_norm: tf.Tensor
 ) -> tuple[tuple[tf.Tensor, tf.Tensor], tf.Tensor, tf.Tensor]:
-    """How tensors are clipped: entries are divided by a unit, and multiplied by a scale.
+    """Returns how tensors are clipped: each entry is divided by a unit, then multiplied by a scale.
 
     The unit is the largest magnitude, so that norms neither overflow nor underflow.
 
     Returns:
-      Unit and scale, by which clip norms become ``unit_norm``; was it within the norm; is all of it
-      finite? If not, the unit is 1.
+      Unit and scale, by which a norm of ``clip_norm`` becomes ``unit_norm``; whether the norm was
+      at most ``clip_norm``; and whether all entries are finite. If an entry is not finite, the unit
+      is 1.
     """
     with_entries = [tensor for tensor in flat if tensor.shape.num_elements() != 0]
     one = tf.ones([], tf.float64)
@@ -233,7 +239,7 @@ def _scaling(
         largest = tf.reduce_max(tf.stack([*map(_largest, with_entries)]))
         is_finite = tf.math.is_finite(largest)
         unit = tf.where(is_finite & (largest > integers.LEAST_UNIT), largest, one)
-        # Squares are integers: a sum of floats would depend on the number of threads.
+        # Squares are added up as integers: a sum of floats would depend on the number of threads.
         units = tf.constant(
             integers.units_of_squares(sum(tensor.shape.num_elements() for tensor in flat)),
             tf.float64,
@@ -241,7 +247,7 @@ def _scaling(
         squares = _sum([_squares_in_units(tensor, unit, units) for tensor in with_entries])
         norm_in_units = tf.sqrt(tf.cast(squares, tf.float64) / units)
     limit = tf.cast(clip_norm, tf.float64)
-    # A record that is not above the clip norm keeps its length.
+    # If the norm of a record is at most the clip norm, the record is not scaled down.
     is_within = unit * norm_in_units <= limit
     scale = tf.where(
         is_within, unit * (unit_norm / limit), unit_norm / tf.maximum(norm_in_units, 1.0)
@@ -254,8 +260,8 @@ def _sum(numbers: list[tf.Tensor]) -> tf.Tensor:
 
 
 def _largest(tensor: tf.Tensor) -> tf.Tensor:
-    """The largest magnitude, float64; NaN or infinite if an entry is."""
-    # Magnitudes are in the order of their bits, and NaN is above all.
+    """Returns the largest magnitude of a tensor, float64; NaN or infinite if an entry is."""
+    # Without their signs, floats are in the order of their bits, and NaN is above all others.
     of_bits = tf.int64 if tensor.dtype == tf.float64 else tf.int32
 
     def of_tile(tile: tf.Tensor) -> tf.Tensor:
@@ -267,12 +273,13 @@ def _largest(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _squares_in_units(tensor: tf.Tensor, unit: tf.Tensor, units: tf.Tensor) -> tf.Tensor:
-    """The sum of squares in units, each of them rounded up to an integer after ``units`` times."""
+    """Returns the sum of ceil(units * (entry / unit)^2) over all entries, an exact integer."""
     zero = tf.constant(_ZERO_OF_INTEGERS, tf.float64)
 
     def of_tile(tile: tf.Tensor) -> tf.Tensor:
         wholes = tf.math.ceil(tf.square(tf.cast(tile, tf.float64) / unit) * units)
-        # Their bits count from those of zero. A cast takes as long as all else here.
+        # The integers are read from the bits of floats, less the bits of zero: a cast would take as
+        # long as all else here.
         bits = tf.reduce_sum(tf.bitcast(wholes + zero, tf.int64))
         return bits - tf.bitcast(zero, tf.int64) * tf.size(tile, tf.int64)
 
@@ -285,7 +292,7 @@ def _in_steps(
     scale: tf.Tensor,
     number_of: Callable[[tf.Tensor], tf.Tensor],
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Entries in steps, int32, and the sum of their squares, int64."""
+    """Returns the entries in quantization steps, int32, and the sum of their squares, int64."""
 
     def of_tile(tile: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         steps = tf.cast(number_of(tf.cast(tile, tf.float64) / unit * scale), tf.int32)
@@ -302,14 +309,14 @@ def _over_tiles(
     dtype: tf.DType,
     kept_dtype: tf.DType | None = None,
 ) -> tuple[tf.Tensor, Any]:
-    """Goes over a tensor in tiles whose temporaries stay in a processor's cache.
+    """Computes a reduction and new entries of a tensor in tiles that fit into a cache.
 
     Args:
       tensor: The tensor, of a known shape.
-      of_tile: Takes a flat tile, and returns a scalar and a tensor of its size.
-      join: Joins the scalars, from zero on.
-      dtype: That of the scalars.
-      kept_dtype: That of the tensors; None if they are none.
+      of_tile: Takes a flat tile, and returns a scalar and a tensor of the tile's size or None.
+      join: Joins two scalars; the first call gets zero and the scalar of the first tile.
+      dtype: The dtype of the scalars.
+      kept_dtype: The dtype of the tensors; None if ``of_tile`` returns no tensors.
 
     Returns:
       The joined scalars, and the tensors as one of the shape of ``tensor``, or None.
@@ -343,13 +350,13 @@ def _over_tiles(
 
 
 class SampleState(NamedTuple):
-    """The sum of a round's records so far, in integers: in any order, it is the same.
+    """The sum of a round's clipped records so far, in integers, which any order of adding gives.
 
     Attributes:
       steps: The structure of the records, int64: the sum of their entries, in quantization steps.
-      num_records: int64 scalar.
-      least_steps: int64 scalar: the least entry that so many records can add up to. It wraps
-        around wherever another entry could.
+      num_records: int64 scalar: the number of records in the sum.
+      least_steps: int64 scalar: the least entry that this number of records can add up to. It wraps
+        around if any other entry could.
     """
 
     steps: Any
@@ -358,7 +365,7 @@ class SampleState(NamedTuple):
 
 
 class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
-    """Clips records, sums them and adds row i of ``noise_stddev * C^-1 Z`` in round i.
+    """A DPQuery that clips records, sums them and adds row i of ``noise_stddev * C^-1 Z``.
 
     Each record is clipped to an L2 norm of the release's ``norm`` over all its tensors and rounded
     to multiples of a quantization step; a record with a NaN or infinite entry counts as
@@ -386,7 +393,7 @@ class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
         seed: IntArray | None = None,
         record_dtype: tf.DType = tf.int64,
     ) -> None:
-        """Creates the query, which starts no thread and writes no file.
+        """Creates the query without starting a thread or writing a file.
 
         Args:
           parts: The rows of noise, with clip norm, standard deviation and grid, and the record of
@@ -418,7 +425,7 @@ class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
     def of_options(
         cls, options: Options, specs: Any, *, is_recorded: bool, record_dtype: tf.DType = tf.int64
     ) -> "MatrixFactorizationSumQuery":
-        """Returns the query of what an aggregator's clients send.
+        """Returns the query for the records of an aggregator's clients, from its options.
 
         Args:
           options: The options.
@@ -452,20 +459,20 @@ class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
 
     @property
     def num_rounds(self) -> int:
-        """How many rounds there is noise for."""
+        """The number of rounds for which there is noise."""
         return self._noise.recursion.num_rounds
 
     @property
     def fingerprints(self) -> tuple[int, ...]:
-        """The fingerprints of the states that the query accepts, its own last."""
+        """The fingerprints of the noise states that the query accepts, its own last."""
         return self._noise.fingerprints
 
     def initial_global_state(self) -> NoiseState:
-        """Returns the state before the first round, with a fresh seed unless it is fixed."""
+        """Returns the noise state before the first round, with a fresh seed unless it is fixed."""
         if self._fixed_seed is None:
-            # The secret comes from the operating system, when the query is made. A graph
-            # may start several runs, and no two may share their noise: each start adds
-            # bits that the graph draws.
+            # The secret comes from the operating system, when the query is made. A graph may start
+            # several runs, and no two of them may share their noise: so each start mixes in bits
+            # that the graph draws.
             seed = _different_each_time(tf.constant(self._seed))
         else:
             seed = tf.constant(self._fixed_seed)
@@ -473,12 +480,12 @@ class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
         return self._noise.initial_state(seed, stream)
 
     def derive_sample_params(self, global_state: NoiseState) -> tf.Tensor:
-        """Returns the clip norm, which clients need."""
+        """Returns the clip norm, which clients need to clip their records."""
         del global_state
         return tf.constant(self.release.norm, tf.float64)
 
     def initial_sample_state(self, template: Any = None) -> SampleState:
-        """Returns the sum of no records.
+        """Returns the sum of no records: zeros in the structure of a record.
 
         Args:
           template: A record, or its tf.TensorSpecs; None for the structure that the query is for.
@@ -493,7 +500,7 @@ class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
         return SampleState(tf.nest.pack_sequence_as(template, zeros), zero, zero)
 
     def preprocess_record(self, params: tf.Tensor, record: Any) -> SampleState:
-        """Returns one client's clipped record, in steps; one that is not finite becomes zero.
+        """Returns a client's clipped record in steps; zeros if an entry is not finite.
 
         Args:
           params: The clip norm.
@@ -513,7 +520,7 @@ class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
     def get_noised_result(
         self, sample_state: SampleState, global_state: NoiseState
     ) -> tuple[Any, NoiseState, dp_accounting.DpEvent]:
-        """Returns the sum plus the round's noise, the next state and a DpEvent.
+        """Returns the noisy sum of a round, the next noise state and a DpEvent.
 
         The guarantee is one of all rounds together (``Mechanism.guarantee``), so the event of a
         round is an UnsupportedDpEvent. Running the graph fails with InvalidArgumentError for more
@@ -535,16 +542,17 @@ class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
         global_state: NoiseState,
         scales: Sequence[tf.Tensor | float],
     ) -> tuple[Any, NoiseState]:
-        """Returns the result of :meth:`get_noised_result` times numbers that were known before.
+        """Returns the noisy sum of a round, multiplied by scales, and the next noise state.
 
         Args:
           sample_state: The sum.
           global_state: The state.
-          scales: A float64 scalar for each tensor; a Python number where it is a constant.
+          scales: A float64 scalar for each tensor, known before the round; a Python number if it is
+            a constant.
 
         Raises:
-          TypeError: As there.
-          ValueError: As there.
+          TypeError: As :meth:`get_noised_result` raises it.
+          ValueError: As :meth:`get_noised_result` raises it.
         """
         _check_not_frozen(global_state)
         noise, step, following = self._noise.next_row(global_state, self._noise_stddev)
@@ -561,7 +569,8 @@ class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
         dtypes = [*map(tf.as_dtype, layout.dtypes)]
         sums = self._checked_sums(sample_state)
         if not self.release.has_noise:
-            # Depends on the round's check, as the noise would.
+            # The result depends on the round's check even without noise, so that the graph runs the
+            # check.
             with tf.control_dependencies([following.round_index]):
                 factors = [scaled(unit, units, scale) for scale in scales]
                 noised = [
@@ -584,7 +593,7 @@ class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
         return tf.nest.pack_sequence_as(sample_state.steps, noised), following
 
     def spent(self, state: NoiseState) -> NoiseState:
-        """Returns the noise state after a round that is given up: its row is never released.
+        """Returns the noise state after a round that is given up: the row is never released.
 
         Args:
           state: The noise state before the round.
@@ -598,7 +607,7 @@ class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
         return following
 
     def _checked_sums(self, sample_state: SampleState) -> list[tf.Tensor]:
-        """The sums in steps, once they are seen to be of few enough records not to overflow."""
+        """Returns the sums in steps, after checks that they cannot have overflowed."""
         for total in tf.nest.flatten(sample_state):
             if total.dtype != tf.int64:
                 raise TypeError(
@@ -615,10 +624,10 @@ class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
                 "their updates are summed in could overflow: nothing is released of this round."
             ),
         )
-        # An assertion that holds while the graph is built is None.
+        # If an assertion is known to hold while the graph is built, TensorFlow returns None.
         with tf.control_dependencies([] if are_few is None else [are_few]):
             num_records = tf.identity(sample_state.num_records)
-        # The sum of too many records wraps around as well, and is refused for their number.
+        # The sum of too many records may wrap around too, and is refused for their number.
         is_whole = tf.debugging.assert_equal(
             sample_state.least_steps,
             -self.release.sums.steps_per_clip_norm * num_records,
@@ -633,12 +642,12 @@ class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
             return [tf.identity(steps) for steps in tf.nest.flatten(sample_state.steps)]
 
     def derive_metrics(self, global_state: NoiseState) -> collections.OrderedDict[str, tf.Tensor]:
-        """Returns the number of rounds that have been released; never the seed or noise."""
+        """Returns the number of released rounds as a metric; never the seed or the noise."""
         return collections.OrderedDict(rounds_released=global_state.round_index)
 
 
 def _checked_specs(specs: Any) -> tuple[tf.TensorSpec, ...]:
-    """Returns the tensors of a structure of tf.TensorSpec.
+    """Returns the tensors of a structure of tf.TensorSpec, or raises if one is not supported.
 
     Args:
       specs: The structure.
@@ -665,7 +674,7 @@ def _checked_specs(specs: Any) -> tuple[tf.TensorSpec, ...]:
 
 
 def _tensors_of(record: Any, specs: Any) -> Any:
-    """A record as tensors, in its own structure; what is no tensor gets the dtype of its spec."""
+    """Returns a record as tensors in its own structure; Python numbers get the specs' dtypes."""
     _check_leaves(record, specs)
     tensors = []
     for (path, leaf), spec in zip(named_leaves(record), tf.nest.flatten(specs), strict=True):
@@ -675,13 +684,13 @@ def _tensors_of(record: Any, specs: Any) -> Any:
                 f"{path and f'at {path}'}: convert it to a dense array."
             )
         tensor = tf.convert_to_tensor(leaf, None if tf.is_tensor(leaf) else spec.dtype)
-        # A shape that is not known while the graph is traced is checked when it runs.
+        # If a shape is not known while the graph is traced, it is checked when the graph runs.
         tensors.append(tf.ensure_shape(tensor, spec.shape))
     return in_structure(record, tensors)
 
 
 def _check_leaves(nest: Any, specs: Any) -> None:
-    """Raises ValueError unless a nest has the paths and shapes of a structure of specs."""
+    """Raises ValueError unless a nested structure has the paths and shapes of the specs."""
     expected, found = (
         [
             (path, tf.TensorShape(leaf.shape if hasattr(leaf, "shape") else np.shape(leaf)))
@@ -693,7 +702,7 @@ def _check_leaves(nest: Any, specs: Any) -> None:
 
 
 def _check_not_frozen(state: NoiseState) -> None:
-    """Raises ValueError if the graph that is being built holds the state as a constant."""
+    """Raises ValueError if the graph that is being built has the noise state as a constant."""
     for part in () if tf.executing_eagerly() else (state.round_index, *state.history):
         if not isinstance(part, tf.Variable) and tf.get_static_value(part) is not None:
             raise ValueError(
@@ -723,7 +732,8 @@ def _released(
     """
 
     def add(sums: tf.Tensor, row: tf.Tensor) -> tf.Tensor:
-        # The rest is a function of these integers: its roundings are post-processing.
+        # The rest is a function of these integers, so its floating-point roundings are
+        # post-processing.
         of_sums = tf.cast(tf.round(tf.cast(sums, tf.float64) * unit / step), tf.int64)
         released = of_sums + tf.cast(row, tf.int64)
         return tf.cast(tf.cast(released, tf.float64) * released_step, dtype)
@@ -732,7 +742,7 @@ def _released(
     size = shape.num_elements()
     if size <= TILE:
         return tf.reshape(add(*flat), shape)
-    # A tile at a time: no temporaries of the size of the sum.
+    # The sum is handled one tile at a time, so that no temporary has the size of the sum.
     count = -(-size // TILE)
 
     def add_tile(number: tf.Tensor, tiles: tf.TensorArray) -> tuple[tf.Tensor, tf.TensorArray]:
@@ -750,8 +760,9 @@ def _released(
 
 
 def _different_each_time(integers: tf.Tensor) -> tf.Tensor:
-    """Two integers mixed with others at each execution of the graph."""
-    # Also where TensorFlow's operations are to be deterministic, which refuses all others.
+    """Returns two integers that are mixed with fresh random bits at each run of the graph."""
+    # This operation is allowed even if TensorFlow is told to be deterministic, which refuses all
+    # other random ones.
     drawn = tf.raw_ops.NonDeterministicInts(shape=[2], dtype=tf.int64)
     return tf.bitwise.bitwise_xor(integers, drawn)
 
@@ -760,7 +771,7 @@ def _different_each_time(integers: tf.Tensor) -> tf.Tensor:
 
 
 class _AdaptiveState(NamedTuple):
-    """The state of an AdaptiveClipSumQuery between rounds.
+    """The state of an AdaptiveClipSumQuery between two rounds: clip norm, noise and metrics.
 
     Attributes:
       clip: The clip norm.
@@ -775,7 +786,7 @@ class _AdaptiveState(NamedTuple):
 
 
 class _AdaptiveParams(NamedTuple):
-    """The norms that clients need.
+    """The two norms that clients need to clip an update and to clip the vector with it.
 
     Attributes:
       clip_norm: float64 scalar: the round's clip norm.
@@ -787,7 +798,7 @@ class _AdaptiveParams(NamedTuple):
 
 
 class AdaptiveClipSumQuery(tfp.SumAggregationDPQuery):
-    """Clips records to a norm that adapts, sums them, and adds correlated noise.
+    """A DPQuery that clips records to an adaptive norm, sums them and adds correlated noise.
 
     In round t the result is the sum of the clipped records plus row t of
     ``z_delta * c_t * sens(C) * C^-1 Z``, up to roundings. A record with a NaN or infinite entry
@@ -798,7 +809,7 @@ class AdaptiveClipSumQuery(tfp.SumAggregationDPQuery):
     def __init__(
         self, mechanism: MatrixFactorizationSumQuery, specs: Any, options: Options
     ) -> None:
-        """Creates the query.
+        """Creates the query around the query of the joint vectors.
 
         Args:
           mechanism: The query of the vectors (``MatrixFactorizationSumQuery.of_options``).
@@ -817,7 +828,7 @@ class AdaptiveClipSumQuery(tfp.SumAggregationDPQuery):
         self._clients = options.clients_per_round
 
     def initial_global_state(self) -> _AdaptiveState:
-        """Returns the state before the first round."""
+        """Returns the state before the first round, with the initial clip norm."""
         norm = tf.constant(self._clip.initial_norm, tf.float64)
         return _AdaptiveState(
             ClipState(
@@ -834,12 +845,12 @@ class AdaptiveClipSumQuery(tfp.SumAggregationDPQuery):
         )
 
     def derive_sample_params(self, global_state: _AdaptiveState) -> _AdaptiveParams:
-        """Returns the norms that clients need."""
+        """Returns the clip norm of the round and the norm of joint vectors, for clients."""
         vector_norm = self.mechanism.derive_sample_params(global_state.mechanism)
         return _AdaptiveParams(global_state.clip.norm, vector_norm)
 
     def initial_sample_state(self, template: Any = None) -> SampleState:
-        """Returns the sum of no vectors; see MatrixFactorizationSumQuery."""
+        """Returns the sum of no joint vectors; see MatrixFactorizationSumQuery."""
         if template is None:
             template = self.structure
         elif self._metrics is not None:
@@ -848,13 +859,14 @@ class AdaptiveClipSumQuery(tfp.SumAggregationDPQuery):
         return self.mechanism.initial_sample_state((template, *further))
 
     def preprocess_record(self, params: _AdaptiveParams, record: Any) -> SampleState:
-        """Returns a client's vector, in steps: clipped record, weighted indicator and metrics."""
+        """Returns a client's joint vector in steps: record, weighted indicator and metrics."""
         update = record if self._metrics is None else record["update"]
         tensors = _tensors_of(update, self.structure)
         clipped, indicator = _clip_with_indicator(tensors, params.clip_norm)
         vector: tuple[Any, ...] = (clipped, indicator * self._split.indicator_weight)
         if self._metrics is not None:
-            # If the update is not finite, the client counts as absent, its metrics included.
+            # If the update is not finite, the client counts as absent, and its metrics become zero
+            # too.
             is_there = tf.cast(tf.not_equal(indicator, 0.0), tf.float64)
             bounded = [
                 _bounded(record["metrics"][each.name], each) for each in self._metrics.metrics
@@ -865,12 +877,13 @@ class AdaptiveClipSumQuery(tfp.SumAggregationDPQuery):
     def get_noised_result(
         self, sample_state: SampleState, global_state: _AdaptiveState
     ) -> tuple[Any, _AdaptiveState, dp_accounting.DpEvent]:
-        """Returns the sum plus the round's noise, the next state and a DpEvent.
+        """Returns the noisy sum of a round, the next state and a DpEvent.
 
-        As MatrixFactorizationSumQuery does. The next state has the norm of the next round.
+        The next state has the clip norm of the next round.
         """
         norm = global_state.clip.norm
-        # Noise and sum alike are in units of this round's norm, which was known before it.
+        # Noise and sum are both in units of this round's clip norm, which was known before the
+        # round.
         per_indicator = 1.0 / (self._split.indicator_weight * self._clients)
         scales: list[Any] = [*(norm for _ in self._specs), per_indicator]
         scales += [] if self._metrics is None else [1.0]
@@ -894,18 +907,18 @@ class AdaptiveClipSumQuery(tfp.SumAggregationDPQuery):
         return result, state, dp_accounting.UnsupportedDpEvent()
 
     def _means(self, sums: tf.Tensor) -> tf.Tensor:
-        """The released metrics, (k,), from the noisy sums of the clients' clipped metrics."""
+        """Returns the released metrics, (k,), from the noisy sums of clients' clipped metrics."""
         assert self._metrics is not None
         middles = [metric.middle for metric in self._metrics.metrics]
         ranges = [metric.range for metric in self._metrics.metrics]
         return middles + sums * ranges / (self._split.metric_weight * self._clients)
 
     def _next(self, clip: ClipState, fraction: tf.Tensor) -> ClipState:
-        """The norm after a round; ``AdaptiveClip.next_norm`` in a graph."""
+        """Returns the next state of the clip norm: ``AdaptiveClip.next_norm`` as a graph."""
         period = self._clip.update_period
         total, number = clip.fraction_sum + fraction, clip.num_fractions + 1
         is_due = tf.equal(number, period)
-        # A product, because TensorFlow's optimizer makes one of a quotient.
+        # The error uses a product, because TensorFlow's optimizer turns such a quotient into one.
         error = total * (1.0 / period) - self._clip.target_unclipped_quantile
         smallest, largest = self._clip.bounds
         most = tf.constant(self._clip.largest_exponent, tf.float64)
@@ -921,7 +934,7 @@ class AdaptiveClipSumQuery(tfp.SumAggregationDPQuery):
         )
 
     def derive_metrics(self, global_state: _AdaptiveState) -> collections.OrderedDict[str, Any]:
-        """Returns releases of the last round: norm, fraction, next norm, and private metrics."""
+        """Returns the last round's clip norm and unclipped fraction, the next norm, and metrics."""
         found = collections.OrderedDict(
             **self.mechanism.derive_metrics(global_state.mechanism),
             clip_norm=global_state.clip.released_norm,
@@ -940,7 +953,7 @@ Query: TypeAlias = MatrixFactorizationSumQuery | AdaptiveClipSumQuery
 
 
 def _bounded(value: Any, metric: BoundedMetric) -> tf.Tensor:
-    """A metric over its range, from the middle of it: float64 in [-1/2, 1/2]."""
+    """Maps a metric to [-1/2, 1/2]: its distance from the middle of its range, over the range."""
     wide = tf.cast(value, tf.float64)
     clipped = tf.clip_by_value(wide, metric.smallest, metric.largest)
     return tf.where(
@@ -949,7 +962,7 @@ def _bounded(value: Any, metric: BoundedMetric) -> tf.Tensor:
 
 
 def _vector_specs(specs: Any, metrics: PrivateMetrics | None = None) -> tuple[Any, ...]:
-    """Returns the tensors of vectors: those of records in float64, a scalar, and metrics.
+    """Returns the specs of a joint vector: a record in float64, a scalar indicator, and metrics.
 
     Args:
       specs: A structure of tf.TensorSpec, of known shapes.

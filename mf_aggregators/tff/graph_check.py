@@ -45,24 +45,27 @@ from mf_aggregators.tff.release_record import ReleaseRecord
 from mf_aggregators.tff.rows_on_disk import RowsOnDisk
 from mf_aggregators.tff.tensor_rows import TensorNoise
 
-# The entries of small tensors, and how many of these are kept of a model.
+# The number of entries that small tensors are cut to, and the number of a model's first tensors
+# that are kept.
 _FEW = 5
-# Coordinates of a wide row that are compared, besides those at the ends of tiles.
+# The number of random coordinates of a wide row that are compared, besides those at the ends of
+# tiles.
 _COMPARED = 64
-# Rounds that are drawn; one where each draws many rows of Z.
+# The number of random rounds that are compared; if each draws many rows of Z, only one is.
 _DRAWN_ROUNDS = 3
-# Rows or vectors of a history that wide rows have in drawn rounds.
+# The most rows and vectors in a history with which random rounds are compared for wide rows; with
+# more, rows are cut further.
 _MOST_WIDE_ROWS = 16
-# Rows of Z that are drawn at most for a late block.
+# The most rows of Z that are drawn to compare a late block of rounds.
 _MOST_ROWS_OF_Z = 600
-# State vectors are floats: relative to the largest number.
+# The relative tolerance for state vectors, which are floats, as a share of the largest number.
 _ROUNDINGS = 1e-11
-# The graphs that are those of the kernel.
+# The keys of the graphs that were compared with the kernel in this process, and agree.
 _graphs_of_kernel: set[tuple[Any, ...]] = set()
 
 
 def check(query: MatrixFactorizationSumQuery | AdaptiveClipSumQuery) -> None:
-    """Raises NotProved if the graphs of a query are not those of its guarantee.
+    """Raises NotProved if a query's graphs do not compute what the kernel's release computes.
 
     Args:
       query: The query.
@@ -74,7 +77,8 @@ def check(query: MatrixFactorizationSumQuery | AdaptiveClipSumQuery) -> None:
         _check_starts(mechanism)
     if isinstance(query, AdaptiveClipSumQuery):
         check_states(query, "mechanism", mechanism.structure)
-    # Equal graphs are compared once in a process. The digest binds all numbers that graphs have.
+    # Equal graphs are compared once in a process. The digest depends on all numbers that graphs
+    # have.
     graphs = (
         *(parts.release.digest, parts.noise.specs, is_scaled),
         *(parts.record is None, mechanism.record_dtype),
@@ -93,7 +97,7 @@ def check(query: MatrixFactorizationSumQuery | AdaptiveClipSumQuery) -> None:
 
 
 class _Inside:
-    """Stands for the query inside another one, and remembers what it was given."""
+    """A stand-in for the query inside another query, which remembers its arguments."""
 
     def __init__(self, query: Any) -> None:
         self._query, generator = query, np.random.default_rng()
@@ -107,22 +111,22 @@ class _Inside:
         return getattr(self._query, name)
 
     def initial_global_state(self) -> NoiseState:
-        """Returns a drawn state."""
+        """Returns a noise state with random numbers."""
         return self.before
 
     def scaled_result(self, sample: SampleState, state: Any, scales: Any = ()) -> tuple[Any, Any]:
-        """Returns the sums of the sample, and a drawn state."""
+        """Returns the sums of the sample as floats, and a random noise state."""
         self.given = (sample, state)
         floats = tf.nest.map_structure(lambda each: tf.cast(each, tf.float64), sample.steps)
         return floats, self.after
 
     def get_noised_result(self, sample: SampleState, state: Any) -> tuple[Any, Any, None]:
-        """Returns the same."""
+        """Returns the same as ``scaled_result``, and no event."""
         return (*self.scaled_result(sample, state), None)
 
 
 def check_states(query: Any, name: str, specs: Any) -> None:
-    """Raises NotProved if a query alters sums or noise states of the query inside it.
+    """Raises NotProved if a query alters the sums or noise states of the query inside it.
 
     Args:
       query: The query, whose round is run on drawn numbers.
@@ -141,7 +145,7 @@ def check_states(query: Any, name: str, specs: Any) -> None:
 
 
 def _check_starts(query: MatrixFactorizationSumQuery) -> None:
-    """Raises NotProved if two starts of a graph have a word of their seeds or streams in common."""
+    """Raises NotProved if two starts of one graph share a word of their seeds or streams."""
 
     @tf.function(autograph=False)
     def started() -> tuple[tf.Tensor, tf.Tensor]:
@@ -174,7 +178,7 @@ def _differences(parts: NoiseParts, is_scaled: bool, dtype: tf.DType = tf.int64)
 
 
 def _cut(specs: Sequence[tf.TensorSpec], most: int) -> tuple[tf.TensorSpec, ...]:
-    """The first tensors, cut to few entries, and the largest of each dtype, cut to the most."""
+    """Returns the first tensors and each dtype's largest one, cut to fewer entries."""
     sizes = [spec.shape.num_elements() for spec in specs]
     by_size = sorted(range(len(specs)), key=sizes.__getitem__)
     largest = {specs[position].dtype: position for position in by_size}.values()
@@ -211,7 +215,7 @@ def _of_clients(
 
 
 def _updates(parts: NoiseParts, generator: np.random.Generator) -> Iterator[list[RealArray]]:
-    """Updates that could leave the clip norm or the grid."""
+    """Yields updates that a wrong graph might clip or round differently than the kernel."""
     norm, sizes = parts.release.norm, [spec.shape[0] for spec in parts.noise.specs]
     whole = generator.normal(size=sum(sizes))
     whole *= norm / max(float(np.linalg.norm(whole)), 1e-9)
@@ -236,20 +240,20 @@ def _updates(parts: NoiseParts, generator: np.random.Generator) -> Iterator[list
 
 
 class _Moved:
-    """The rows of a store in later tiles."""
+    """Stands for a store of rows, but makes the rows of later tiles."""
 
     def __init__(self, store: Any, tiles: tf.Tensor) -> None:
         self.rows, self.initial_history = store.rows, store.initial_history
         self._store, self._tiles = store, tiles
 
     def next_row(self, segment: Segment, *others: Any) -> Any:
-        """Returns the row of the store."""
+        """Returns a row of the store, for a segment that begins at a later tile."""
         moved = dataclasses.replace(segment, first_tile=segment.first_tile + self._tiles)
         return self._store.next_row(moved, *others)
 
 
 class _Rounds:
-    """Rounds of a query with cut tensors, and with files and a record of its own."""
+    """Runs rounds of a query with cut tensors, and compares them with the kernel."""
 
     def __init__(
         self,
@@ -274,7 +278,8 @@ class _Rounds:
         )
         self._places = [0, before - after, int(generator.integers(before - after + 1))]
         if self._release.blocks is not None:
-            # Segments of different widths have no files of the same tiles.
+            # Segments of different widths cannot share the files of a tile, so only one place is
+            # compared.
             self._places = self._places[generator.integers(3) :][:1]
 
     def _query(self, tiles: Any) -> MatrixFactorizationSumQuery:
@@ -289,7 +294,7 @@ class _Rounds:
         return self._query(tiles).scaled_result(sample, state, [scale] * len(self._noise.specs))
 
     def differences(self, rounds: Sequence[int]) -> Iterator[str]:
-        """Yields differences from the kernel in increasing rounds."""
+        """Runs rounds in increasing order, and yields each difference from the kernel."""
         segments, generator = self._noise.segments, self._generator
         columns = [_compared(segment, generator) for segment in segments]
         state = self._query(0).initial_global_state()
@@ -342,7 +347,7 @@ class _Rounds:
     def _not_refused(
         self, state: Any, sums: list[IntArray], scale: float, tiles: int
     ) -> Iterator[str]:
-        """Yields releases that should be refused, from the state of a round."""
+        """Yields the releases that the graphs should refuse, but do not refuse."""
         last = tf.constant(self._noise.recursion.num_rounds, tf.int64)
         past = state._replace(round_index=last)
         other = state._replace(fingerprint=state.fingerprint + 1)
@@ -362,19 +367,19 @@ class _Rounds:
                 yield name
 
     def _drawn(self, i: int, history: tf.Tensor) -> tf.Tensor:
-        """A drawn history of a segment before a round, in numbers as large as those of rows."""
+        """Returns a random history of a segment before a round, as large as rows of noise."""
         scale = STANDARD_DEVIATION / self._release.rows.row_to_z
         numbers = scale * self._generator.normal(size=history.shape)
         if history.dtype.is_floating:
             return tf.constant(numbers)
-        # Rows from before the first round.
+        # Rows from before the first round are zero.
         numbers[:, : max(0, history.shape[1] - i)] = 0.0
         return tf.constant(np.rint(numbers), tf.int32)
 
     def _row(
         self, segment: Segment, tiles: int, i: int, columns: IntArray, history: RealArray
     ) -> tuple[IntArray, RealArray]:
-        """The kernel's row in some columns, and their history after it."""
+        """Returns the kernel's row of noise in some columns, and the history after it."""
         release, rows = self._release, self._release.rows
         segment = dataclasses.replace(segment, first_tile=segment.first_tile + tiles)
         if release.blocks is not None:
@@ -383,7 +388,7 @@ class _Rounds:
             return files.row(segment, i)[columns], history
         first = rows.recursion.normalised.first_row_of_z(i)
         *earlier, z = (segment.row_of_z(self._seed, j)[columns] for j in range(first, i + 1))
-        # Rows of Z are no part of a state.
+        # The state has no rows of Z, so the kernel's history of them is not compared.
         vectors = rows.recursion.normalised.num_state_vectors
         known = np.vstack([history[:vectors], *earlier]) if earlier else history
         row, after = rows.next_row(i, [*known], z)
@@ -393,19 +398,19 @@ class _Rounds:
 
 
 def _compared(segment: Segment, generator: np.random.Generator) -> IntArray:
-    """Coordinates at both ends of a segment and its tiles, and drawn ones."""
+    """Returns the coordinates to compare: the ends of a segment and its tiles, and random ones."""
     starts = np.arange(0, segment.size, TILE)
     drawn = generator.integers(segment.size, size=_COMPARED)
     return np.unique(np.concatenate([starts, starts[1:] - 1, [segment.size - 1], drawn]))
 
 
 def _at(history: tf.Tensor, columns: IntArray) -> RealArray:
-    """(rows and vectors that are kept, columns): a part of what a state holds of a segment."""
+    """Returns a segment's history at some coordinates: (rows and vectors, columns)."""
     return np.asarray(history)[columns // TILE, :, columns % TILE].T
 
 
 def _late_round(store: RowsOnDisk) -> int:
-    """The last round of the latest block that does not take too many rows of Z to make."""
+    """Returns the last round of the latest block that needs few rows of Z to make."""
     blocks, recursion = store.blocks, store.rows.recursion.normalised
     drawn = blocks.starts[1:] - [blocks.first_row_of_z(block) for block in range(blocks.num_blocks)]
     if recursion.num_earlier_rows or recursion.num_state_vectors:
@@ -414,7 +419,7 @@ def _late_round(store: RowsOnDisk) -> int:
 
 
 def _same(found: Sequence[Any], expected: Sequence[Any]) -> bool:
-    """Whether arrays are the same, bit for bit."""
+    """Whether two sequences of arrays are equal, bit for bit."""
     return len(found) == len(expected) and all(
         np.asarray(one).tobytes() == np.asarray(other).tobytes()
         for one, other in zip(found, expected, strict=True)
@@ -422,6 +427,6 @@ def _same(found: Sequence[Any], expected: Sequence[Any]) -> bool:
 
 
 def _close(found: RealArray, expected: RealArray) -> bool:
-    """Whether integers are the same, and floats but for roundings."""
+    """Whether integers are equal, and floats are equal but for rounding errors."""
     allowed = _ROUNDINGS * np.max(np.abs(expected), initial=0.0)
     return bool(np.all(np.abs(found - expected) <= (allowed if found.dtype.kind == "f" else 0)))

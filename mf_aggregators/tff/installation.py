@@ -1,7 +1,8 @@
-"""Advice where TensorFlow Federated is missing: it runs on few machines, and pip alone fails.
+"""Advice for installing TensorFlow Federated if it is missing, because pip alone fails.
 
-TFF 0.87 asks for a jaxlib that its registry has dropped, so the locked packages are installed from
-a list, without resolving them again. The list lies beside this module, also in a wheel.
+TFF runs on few machines. TFF 0.87 asks for a jaxlib that its registry has dropped, so the locked
+packages are installed from a list, without resolving them again. The list lies next to this module,
+also in a wheel.
 """
 
 import pathlib
@@ -9,21 +10,21 @@ import shlex
 import sys
 
 _REQUIREMENTS = pathlib.Path(__file__).with_name("requirements-tff.txt")
-# The packages of the extra ``tff`` that no module of this folder does without.
+# The packages of the extra ``tff`` that modules of this folder import.
 PACKAGES = ("tensorflow_federated", "tensorflow_privacy", "tensorflow", "psutil")
 
 
 def advice(package: str = PACKAGES[0]) -> str:
-    """Returns the needs of a missing package and a command that installs it, in one line.
+    """Returns one line of text: what a missing package needs, and a command that installs it.
 
-    A clone of the repository has a command of its own.
+    In a clone of the repository, the command is another one.
 
     Args:
-      package: Its name; matplotlib, of the extra ``reports``, needs no more than pip.
+      package: The package's name; matplotlib, of the extra ``reports``, needs only pip.
     """
     if package == "matplotlib":
         return f"Type: {shlex.quote(sys.executable)} -m pip install matplotlib"
-    # Into this environment, if its Python is one that will do.
+    # The command installs into this environment if its version of Python is supported by TFF.
     own = sys.executable if sys.version_info[:2] in ((3, 10), (3, 11)) else "python3.11"
     listed = shlex.quote(str(_REQUIREMENTS))
     command = f"{shlex.quote(own)} -m pip install --no-deps -r {listed}"
@@ -39,11 +40,11 @@ def advice(package: str = PACKAGES[0]) -> str:
 
 
 def explained(what: str, error: ModuleNotFoundError) -> ModuleNotFoundError | None:
-    """Returns an error with the advice, or None if another package is missing.
+    """Returns an import error with advice, or None if another package is missing.
 
     Args:
-      what: What was asked for, for the message.
-      error: What its import raised.
+      what: The name of what was asked for, for the message.
+      error: The error that the import raised.
     """
     missing = (error.name or "").partition(".")[0]
     if missing not in PACKAGES:

@@ -35,21 +35,22 @@ from mf_aggregators.participation import (
     SingleParticipation,
 )
 
-# psutil comes with the extra `tff`, as TFF itself does: flags and help texts do without both.
+# psutil comes with the extra `tff`, like TFF itself; flags and help texts need neither of them.
 if TYPE_CHECKING:
     import psutil
 
 _WORKER = "worker_binary"
-# The variable by which gRPC alone is told of hosts that it reaches without a proxy.
+# The environment variable that names hosts which gRPC alone reaches without a proxy.
 _WITHOUT_PROXY = "no_grpc_proxy"
 _RAISES_REFUSALS = "_raises_refusals_of_mf_aggregators"
-# The prefix of messages of this library. A context also runs checks of others.
+# The prefix of this library's messages, since a context may also run checks of other programs.
 _OURS = "mf_aggregators: "
-# The message of a failed assertion of this library in the error of TFF's worker.
+# Finds the message of a failed assertion of this library in the error of TFF's worker.
 _REFUSAL = re.compile(rf"assertion failed: \[{_OURS}(.*?)\](?= \[|[\"\n]|$)")
-# How TensorFlow prints quotes and backslashes in it.
+# Matches TensorFlow's escaped quotes and backslashes in such a message.
 _ESCAPED = re.compile(r"\\([\"'\\])")
-# Part of the error of TFF's usual context for a secure sum, which has some 60 lines.
+# A part of the error with which TFF's usual context refuses a secure sum; the error has some 60
+# lines.
 _CANNOT_SUM_SECURELY = "Cannot embed a federated value"
 _NO_SECURE_SUM = (
     "TFF's usual context has no secure sum: before the aggregator is made, call "
@@ -58,12 +59,12 @@ _NO_SECURE_SUM = (
     "its own."
 )
 _SECONDS_TO_END = 5.0
-# Names of the schemas. Their numbers count from 1.
+# The names of the participation schemas; their numbers in states count from 1.
 SCHEMA_KINDS = (SingleParticipation.name, FixedEpochOrder.name, MinSeparation.name)
 
 
 class RefusalError(Error, RuntimeError):
-    """A context or a check in its graph refused a round: nothing was released of it.
+    """Raised if a TFF context, or a check in a graph, refused a round: nothing was released.
 
     Use it when a loop has to tell a refused round from other errors.
 
@@ -76,13 +77,14 @@ class RefusalError(Error, RuntimeError):
 
     @staticmethod
     def reason_of(error: BaseException) -> str | None:
-        """Returns why a process refused a round, out of the error that ``next`` has raised.
+        """Returns the reason why a process refused a round, from the error that ``next`` raised.
 
-        A check in a graph fails in TFF's worker, and TFF passes that on within a gRPC error of many
-        lines. Where :func:`raise_refusals` was not called, this finds the reason in it.
+        A check in a graph fails in TFF's worker, and TFF passes the failure on within a gRPC error
+        of many lines. If :func:`raise_refusals` was not called, this method finds the reason in the
+        error.
 
         Args:
-          error: What was raised.
+          error: The error that was raised.
 
         Returns:
           The message of the check that failed, one line, such as that there is noise for no further
@@ -97,15 +99,15 @@ class RefusalError(Error, RuntimeError):
 
 
 def prepare_environment() -> None:
-    """Silences TensorFlow, its worker, gRPC and XLA: call before TensorFlow is imported.
+    """Silences the logs of TensorFlow, its worker, gRPC and XLA; call it before importing them.
 
-    What the user has set already is left as it is, so that TF_CPP_MIN_LOG_LEVEL=0 brings
-    the messages back.
+    Variables that the user has set already are left as they are, so that TF_CPP_MIN_LOG_LEVEL=0
+    brings the messages back.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    # A simulation of many small clients gains nothing from a GPU, and the search for one
-    # prints a page.
+    # No GPU is used: a simulation of many small clients gains nothing from one, and the search for
+    # a GPU prints a page.
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     warnings.filterwarnings("ignore", category=FutureWarning)
@@ -113,7 +115,7 @@ def prepare_environment() -> None:
 
 
 def _reach_local_worker() -> None:
-    """Lets gRPC connect to this machine past a proxy of the environment.
+    """Lets gRPC connect to this machine's own worker even if the environment sets a proxy.
 
     TFF waits without end for its own worker if ``http_proxy`` is set and ``no_proxy`` does not name
     localhost. gRPC reads the variable when a channel is opened.
@@ -124,10 +126,10 @@ def _reach_local_worker() -> None:
 
 
 def start_worker() -> None:
-    """Starts TFF's worker, and returns once it answers.
+    """Starts TFF's worker process, and returns when the worker answers.
 
-    A run calls it before it handles signals by :func:`stop_requests`, so that the first one ends
-    this wait.
+    Call it before a run handles signals by :func:`stop_requests`, so that the first signal ends the
+    wait for the worker.
     """
     import tensorflow_federated as tff
 
@@ -135,7 +137,7 @@ def start_worker() -> None:
 
 
 def refusal(message: str) -> str:
-    """Returns a message for a check in a graph, by which :func:`raise_refusals` knows it.
+    """Returns a check's message in the form that :func:`raise_refusals` recognises.
 
     Args:
       message: One line that says what is refused and what to do.
@@ -144,7 +146,7 @@ def refusal(message: str) -> str:
 
 
 def raise_refusals(context: Any, *, needs_secure_sums: bool = False) -> None:
-    """Makes a context of TFF raise RefusalError, of one line, if this library refuses a round.
+    """Makes a TFF context raise RefusalError, of one line, if this library refuses a round.
 
     TFF has no place for errors of a computation, and learning processes are built by TFF itself.
     So the method ``invoke`` of this one object is wrapped; all other errors pass as they are.
@@ -197,29 +199,29 @@ def raise_refusals(context: Any, *, needs_secure_sums: bool = False) -> None:
 
 @contextlib.contextmanager
 def _clear_errors() -> Iterator[None]:
-    """Raises RefusalError in place of an error of TFF if the reason is known."""
+    """Raises RefusalError in place of an error of TFF if the error tells of a refusal."""
     try:
         yield
     except Exception as error:
         reason = RefusalError.reason_of(error)
         if reason is None or isinstance(error, RefusalError):
             raise
-        # TFF's own error of some 60 lines stays its context, which is not printed.
+        # TFF's own error of some 60 lines remains the context of the new one, which is not printed.
         raise RefusalError(reason) from None
 
 
 def end_workers() -> None:
-    """Ends the TFF worker processes that this process started.
+    """Ends the worker processes of TFF that this process started.
 
-    TFF starts a new one if it is used again.
+    If TFF is used again, it starts a new worker.
 
     Raises:
       ImportError: If psutil is missing, which the extra ``tff`` installs.
     """
     import psutil
 
-    # TFF's finaliser interrupts a worker that it knows of, and fails with a message if the
-    # worker is gone already or Python is being torn down: it must forget the worker first.
+    # TFF's finaliser interrupts each worker that it knows of, and fails with a message if the
+    # worker is gone already or Python is shutting down. So TFF must forget the worker first.
     for manager in [found for found in gc.get_objects() if _is_service_manager(found)]:
         process, manager._process, manager._stub = manager._process, None, None
         _end(psutil.Process(process.pid))
@@ -231,7 +233,7 @@ def end_workers() -> None:
 
 
 def end_workers_at_exit() -> None:
-    """Makes sure that no worker outlives this process, also when it is ended by SIGTERM.
+    """Ends TFF's worker processes when this process ends, also if SIGTERM ends it.
 
     Use it when a script runs TensorFlow Federated: first of all.
 
@@ -247,7 +249,7 @@ def end_workers_at_exit() -> None:
       >>> from mf_aggregators.tff import processes
       >>> processes.end_workers_at_exit()
     """
-    # At exit it would be too late to say that it is missing.
+    # psutil is imported now, since at exit it would be too late to say that it is missing.
     import psutil  # noqa: F401
 
     atexit.register(end_workers)
@@ -257,7 +259,7 @@ def end_workers_at_exit() -> None:
 
 
 class StopRequest:
-    """Whether the user has asked for an orderly stop."""
+    """A flag that tells whether the user has asked for an orderly stop."""
 
     def __init__(self) -> None:
         self.is_set = False
@@ -265,12 +267,13 @@ class StopRequest:
 
 @contextlib.contextmanager
 def stop_requests(message: str) -> Iterator[StopRequest]:
-    """Turns the first Ctrl-C or SIGTERM into a request to stop after the round under way.
+    """Turns the first Ctrl-C or SIGTERM into a request to stop after the current round.
 
-    It prints a message on standard error. A second one interrupts at once, by KeyboardInterrupt.
+    The first signal prints a message on standard error. A second one raises KeyboardInterrupt at
+    once.
 
     Args:
-      message: The line that it prints.
+      message: The line that the first signal prints.
 
     Yields:
       The request, unset until a signal arrives.
@@ -281,7 +284,8 @@ def stop_requests(message: str) -> Iterator[StopRequest]:
         if request.is_set:
             raise KeyboardInterrupt
         request.is_set = True
-        # A signal handler may interrupt a write to sys.stderr: this goes past its buffer.
+        # The message bypasses the buffer of sys.stderr, because the signal may have interrupted a
+        # write to it.
         os.write(2, f"\n{message}\n".encode())
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -289,7 +293,8 @@ def stop_requests(message: str) -> Iterator[StopRequest]:
         yield request
     finally:
         for number, handler in before.items():
-            # None stands for one that is not Python's, which only its owner can set.
+            # None stands for a handler that was not set from Python, and which Python cannot set
+            # again.
             if handler is not None:
                 signal.signal(number, handler)
 
@@ -317,10 +322,10 @@ def _is_service_manager(candidate: object) -> bool:
 
 
 class NoiseState(NamedTuple):
-    """Where a stream of noise rows stands, as tensors.
+    """The state of a stream of noise rows between two rounds, as tensors.
 
-    It prints neither its seed nor its history. TFF keeps the class wherever a state is nested, so
-    that neither of them shows up in a notebook, a log or a traceback.
+    Its text shows neither its seed nor its history. TFF keeps the class if a state is nested in
+    another one, so that neither of them appears in a notebook, a log or a traceback.
 
     Attributes:
       fingerprint: int64 scalar: tells the mechanism, options and version that made the state.
@@ -343,7 +348,7 @@ class NoiseState(NamedTuple):
     history: Any
 
     def __repr__(self) -> str:
-        """Returns a text without the secrets that noise could be subtracted with."""
+        """Returns a text without the seed and the history, with which noise could be removed."""
         return (
             f"{type(self).__name__}(fingerprint={self.fingerprint}, "
             f"round_index={self.round_index}, seed=<secret>, stream={self.stream}, "
@@ -351,10 +356,10 @@ class NoiseState(NamedTuple):
         )
 
     def put_into(self, state: Any) -> Any:
-        """Returns a state with this one as its noise state; nothing else is changed.
+        """Returns a state with its noise states replaced by this one, and nothing else changed.
 
         Args:
-          state: As for :func:`states_in`; this replaces every noise state in it.
+          state: A state as for :func:`states_in`; this object replaces every noise state in it.
         """
         if isinstance(state, NoiseState):
             return self
@@ -369,7 +374,7 @@ class NoiseState(NamedTuple):
 
 
 def states_in(state: Any) -> list[NoiseState]:
-    """Returns the states of noise streams in a state.
+    """Returns all noise states in the state of a learning or aggregation process.
 
     Use it when you ask which round a saved state is in.
 
@@ -402,7 +407,7 @@ def states_in(state: Any) -> list[NoiseState]:
 
 
 def participations_in(state: Any) -> tuple[Participation, ...]:
-    """Returns the schema of each aggregator in a state, as for ``states_in``.
+    """Returns the participation schema of each noise state in a process's state.
 
     Use it when you compare a saved state with a plan.
 

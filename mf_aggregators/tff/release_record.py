@@ -1,4 +1,4 @@
-"""The record of released sums: a row of noise that was added to one sum is added to no other.
+"""The record of released sums in TFF: no row of noise is ever added to two different sums.
 
 Two sums under one row of noise reveal their difference. A process that runs a round again, after a
 crash or from an older state, releases the same bits for the same sum, and must not release another
@@ -27,20 +27,22 @@ import tensorflow as tf
 from mf_aggregators.kernel.draws import TILE
 from mf_aggregators.tff import processes, tensor_rows
 
-# Coordinates that the first level hashes at once. There are two keys for each half of one.
+# The number of coordinates that the first level of the hash takes at once. There are two keys for
+# each half of a coordinate.
 _PIECE = 2**14
-# The row of random blocks that keys follow from. Rows of noise count from zero.
+# The row of ChaCha20 blocks from which keys are drawn: no row of noise, since those count from
+# zero.
 _ROW_OF_KEYS = -1
 _SPENT = "spent"
 
 
 class ReleaseRecord:
-    """The record of all streams in one directory."""
+    """The record of the sums that were released with the streams of noise in one directory."""
 
     def __init__(
         self, directory: pathlib.Path, noise_digests: tuple[tuple[int, bytes], ...]
     ) -> None:
-        """Opens the record, and makes its directory if it is missing.
+        """Opens the record in a directory of noise, and creates its folder if it is missing.
 
         Args:
           directory: A directory of noise.
@@ -59,22 +61,22 @@ class ReleaseRecord:
         sums: list[tf.Tensor],
         scales: list[tf.Tensor],
     ) -> list[tf.Tensor]:
-        """Returns the sums of a round, if its noise was added to nothing else before.
+        """Returns a round's sums, in a graph that fails if the noise was added to other sums.
 
         Args:
           seed: (2,) int64: the secret of the noise.
           stream: (2,) int64: the name of the noise stream.
           i: int64 scalar: the round.
           sums: The int64 sums of the clients' clipped updates, before noise, in steps.
-          scales: float64 scalars that sum and noise are multiplied by. The same sum in other steps
-            would reveal it.
+          scales: float64 scalars by which sum and noise are multiplied. Releasing the same sum with
+            other scales would reveal it.
 
         Returns:
           The sums. Running the graph fails with InvalidArgumentError if the round was recorded
           with another sum, or is spent.
         """
 
-        # Inside a function, operations with effects run in order and are never left out.
+        # Inside a tf.function, operations with effects run in order and are never left out.
         @tf.function(autograph=False)
         def checked(
             seed: tf.Tensor,
@@ -96,12 +98,12 @@ class ReleaseRecord:
         return list(checked(seed, stream, i, tuple(scales), tuple(sums)))
 
     def spend(self, stream: tf.Tensor, i: tf.Tensor) -> None:
-        """Marks a round as spent: from now on, every sum of it is refused."""
+        """Marks a round as spent, so that every sum of the round is refused from now on."""
         tf.io.write_file(tf.strings.join([self._folder(stream, i), _SPENT], separator="/"), "")
 
     def _noise(self, i: tf.Tensor) -> tf.Tensor:
-        """The digest of the claim of a round's noise, in hexadecimal."""
-        # A round past the last one has the last name here, and is refused by its own check.
+        """Returns the hexadecimal digest of the claim that a round's noise belongs to."""
+        # A round after the last one gets the last digest here, and is refused by its own check.
         ends = tf.constant([rounds for rounds, _ in self._noise_digests[:-1]], tf.int64)
         names = tf.constant([each.hex() for _, each in self._noise_digests])
         return tf.gather(names, tf.math.count_nonzero(ends <= i))
@@ -113,7 +115,7 @@ class ReleaseRecord:
         )
 
     def _refuse_others(self, folder: tf.Tensor, own: tf.Tensor) -> tf.Operation:
-        """An operation that fails if the folder of a round has another name than this one."""
+        """Returns an operation that fails if a round's folder has a file of any other name."""
         names = tf.io.matching_files(tf.strings.join([folder, "/*"]))
         return tf.debugging.assert_equal(
             tf.reduce_all(tf.equal(names, own)),
@@ -131,7 +133,7 @@ class ReleaseRecord:
 def _digest(
     seed: tf.Tensor, i: tf.Tensor, sums: tuple[tf.Tensor, ...], scales: tuple[tf.Tensor, ...]
 ) -> tf.Tensor:
-    """Returns the keyed digest of a round's sums and their scales, as text.
+    """Returns a digest of a round's sums and scales, keyed by the seed, as text.
 
     Args:
       seed: (2,) int64: the secret.
@@ -155,11 +157,11 @@ def _digest(
 
 
 def _hashed(flat: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
-    """The hashes of all pieces of a tensor, (pieces, 2) int64."""
+    """Returns (pieces, 2) int64: the two hashes of each piece of a tensor."""
     size = flat.shape.num_elements()
     if size <= _PIECE:
         return _products(flat[tf.newaxis], keys[: 2 * size])
-    # Tiles have no temporaries of the size of the tensor.
+    # Working tile by tile needs no temporary array of the size of the tensor.
     count = size // TILE
     rest = tf.pad(flat[count * TILE :], [[0, -size % _PIECE]])
     found = [_products(tf.reshape(rest, [-1, _PIECE]), keys)]
@@ -177,7 +179,7 @@ def _hashed(flat: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
 
 
 def _products(pieces: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
-    """The multilinear hashes of rows of integers, modulo 2^64: (rows, 2) int64."""
+    """Returns (rows, 2) int64: the two multilinear hashes of each row, modulo 2^64."""
     halves = tf.reshape(
         tf.bitcast(pieces, tf.int32), [-1, keys.shape[0]] if keys.shape[0] else [1, 0]
     )
@@ -185,7 +187,7 @@ def _products(pieces: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
 
 
 def _keys(secret: tf.Tensor, count: int, row: int) -> tf.Tensor:
-    """Random keys, (count, 2) int64."""
+    """Returns (count, 2) int64 random keys, drawn by ChaCha20 from a secret."""
     blocks = tensor_rows.chacha20(
         secret, tf.constant(row, tf.int64), (tf.zeros([], tf.int64), -(-count // 4))
     )
@@ -193,5 +195,5 @@ def _keys(secret: tf.Tensor, count: int, row: int) -> tf.Tensor:
 
 
 def _integers(blocks: tf.Tensor) -> tf.Tensor:
-    """The bits of (blocks, 16) uint32 as int64, flat."""
+    """Returns the bits of (blocks, 16) uint32 random words as a flat int64 tensor."""
     return tf.bitcast(tf.reshape(blocks, [-1, 2]), tf.int64)

@@ -36,30 +36,31 @@ from mf_aggregators.noise.places import STATES_KEPT, NoiseCost
 from mf_aggregators.tff import processes
 from mf_aggregators.tff.tensor_rows import SegmentRows
 
-# Decimal digits of a checksum or number in a file's header.
+# The number of decimal digits of each number in a file's header: a checksum and a label.
 _DIGITS = 20
 _CHECKSUMS = 2**62
-# Files of this format are never mistaken for those of another.
+# The version of the format of these files, so that files of other versions are never read.
 _FORMAT = 3
-# Rows that are substituted one by one, between products.
+# The number of rows that are computed one by one between two matrix products.
 _ROWS_AT_ONCE = 8
 _PARALLEL_FILES = 4
 
-# Takes a block and a tile, and returns the block's rows of the tile, made and written.
+# A function that takes a block and a tile, makes and writes the block's rows of the tile, and
+# returns them.
 _MakeTile: TypeAlias = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RowsOnDisk:
-    """Rows of one noising matrix in files, made in blocks.
+    """Rows of one noising matrix that are made in blocks and kept in files, as a graph.
 
     Attributes:
       rows: The mechanism's rows.
-      blocks: The blocks that they are made in.
-      directory: Where the files of all streams of this noising matrix go.
-      transitions: A file for each block, with its transition.
-      checksums: Checksums of the contents of these files: no graph can make them again,
-        and damaged ones would be those of another matrix.
+      blocks: The blocks in which rows are made.
+      directory: The folder for the files of all streams of this noising matrix.
+      transitions: The path of a file for each block, with the block's transition.
+      checksums: The checksums of the contents of these files. No graph can make the files again,
+        and a damaged file would have the weights of another matrix.
     """
 
     rows: IntegerRows
@@ -76,11 +77,11 @@ class RowsOnDisk:
         segments: tuple[Segment, ...],
         directory: pathlib.Path,
     ) -> "RowsOnDisk":
-        """Writes the weights of a noising matrix, and returns its rows in files.
+        """Writes the weights of a noising matrix to files, and returns its rows in files.
 
         Args:
           rows: The mechanism's rows.
-          blocks: The blocks that they are made in.
+          blocks: The blocks in which rows are made.
           segments: The layout of a row.
           directory: A directory from ``noise_directory``; everything goes below it.
 
@@ -102,9 +103,10 @@ class RowsOnDisk:
         for block, content in contents.items():
             path = own / f"weights-{block}"
             if not path.exists() or path.read_bytes() != content:
-                # Many files for many rounds; contents are compared here and checked by the graphs.
+                # The files are not synced to disk: there may be many, and graphs check their
+                # contents.
                 atomic_files.write(path, content, waits_for_disk=False)
-        # Not a part of a graph that is being built.
+        # The checksums are computed outside of any graph that is being built.
         with tf.init_scope():
             checksums = {
                 block: int(_checksum(tf.constant(content))) for block, content in contents.items()
@@ -118,7 +120,7 @@ class RowsOnDisk:
         )
 
     def initial_history(self, segment: Segment) -> tf.Tensor:
-        """Returns (tiles, 0, width): the state holds nothing."""
+        """Returns (tiles, 0, width), an empty history: all rows are in files."""
         return tf.zeros([segment.num_tiles, 0, min(segment.size, TILE)], tf.int32)
 
     def next_row(
@@ -129,13 +131,13 @@ class RowsOnDisk:
         stream: tf.Tensor,
         history: tf.Tensor,
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns a row of a segment, and makes a share of the next block.
+        """Returns a row of a segment, and makes a share of the next block of rows.
 
         Args:
           segment: The part of the row.
           i: int64 scalar: the round, of those that there are.
           seed: (2,) int64.
-          stream: (2,) int64: what tells the stream's files from those of other runs; not secret.
+          stream: (2,) int64: the public name of the stream, which its files have in their paths.
           history: What :meth:`initial_history` returned.
 
         Returns:
@@ -143,7 +145,7 @@ class RowsOnDisk:
         """
         drawn = SegmentRows(self.rows, segment, seed)
 
-        # Inside functions, operations with effects run in order and are never left out. A
+        # Inside a tf.function, operations with effects run in order and are never left out. One
         # function that is used in several places makes the graph smaller.
         @tf.function(autograph=False)
         def make(
@@ -169,7 +171,7 @@ class RowsOnDisk:
 
 
 class _StreamFiles:
-    """The files of one segment of one stream, while a graph is traced."""
+    """The files of one segment of one stream, with the operations that read and write them."""
 
     def __init__(self, files: RowsOnDisk, drawn: SegmentRows, stream: tf.Tensor) -> None:
         self._drawn, self._blocks = drawn, files.blocks
@@ -186,12 +188,12 @@ class _StreamFiles:
         self._directory = tf.strings.join([files.directory, self._stream])
 
     def block_of(self, i: tf.Tensor) -> tf.Tensor:
-        """The block that has round i, int64."""
+        """Returns the index of the block with round i, int64 scalar."""
         position = tf.searchsorted(self._starts, i[tf.newaxis], side="right", out_type=tf.int64)
         return position[0] - 1
 
     def read_row(self, block: tf.Tensor, i: tf.Tensor, make_tile: _MakeTile) -> tf.Tensor:
-        """Row i of all tiles, (tiles, width); missing rows are made."""
+        """Returns row i of the noise in all tiles, (tiles, width); missing rows are made."""
         number = self._segment.num_tiles
         position = tf.cast(i - self._starts[block], tf.int32)
 
@@ -203,19 +205,19 @@ class _StreamFiles:
             of_tile,
             tf.range(number, dtype=tf.int64),
             fn_output_signature=tf.TensorSpec([self._width], tf.int32),
-            # Tiles that have to be made take much memory each.
+            # Making a tile takes much memory, so tiles are handled one after the other.
             parallel_iterations=1,
         )
 
     def make_share_of_next(self, block: tf.Tensor, i: tf.Tensor, make_tile: _MakeTile) -> None:
-        """Makes the next block's rows for this round's share of the tiles."""
+        """Makes the next block's rows for those tiles that are this round's share."""
         size = self._starts[block + 1] - self._starts[block]
         position = i - self._starts[block]
         number = self._segment.num_tiles
 
         def make_if_missing(tile: tf.Tensor) -> tf.Tensor:
-            # Its last row is written about last; other missing rows are made when they are
-            # read.
+            # The block's last row is one of the last to be written, so it tells whether the block
+            # was made. Other rows that are missing are made when they are read.
             _, is_there = self._read(tile, self._starts[block + 2] - 1)
 
             def make() -> tf.Tensor:
@@ -238,9 +240,10 @@ class _StreamFiles:
         tf.cond(is_last, lambda: tf.zeros([], tf.int64), make_all)
 
     def make(self, block: tf.Tensor, tile: tf.Tensor) -> tf.Tensor:
-        """Makes and writes a block's rows of one tile, (rows, width).
+        """Makes and writes the rows of a block in one tile, (rows, width) int32.
 
-        From the first round on, if what the block follows from is gone.
+        If the rows or vectors that the block follows from are missing, blocks are made from the
+        first on.
         """
         width, most = self._width, self._recursion.num_earlier_rows
         if not most and not self._recursion.num_state_vectors:
@@ -264,11 +267,11 @@ class _StreamFiles:
                 kept = tf.concat([earlier, rows], axis=0)
                 return kept[tf.maximum(tf.shape(kept)[0] - most, 0) :]
 
-            # Nothing follows from the last block.
+            # No block follows from the last one, so its rows are not kept.
             kept = tf.cond(number < block, with_rows, lambda: earlier)
             return number + 1, kept, vectors, rows
 
-        # One loop, of one step for a block that is known: each step is a large graph.
+        # There is one loop, which for a known block has one step: each step is a large graph.
         return tf.while_loop(
             lambda number, *_: number <= block,
             advance,
@@ -285,9 +288,9 @@ class _StreamFiles:
     def _advance(
         self, block: tf.Tensor, tile: tf.Tensor, earlier: tf.Tensor, vectors: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Makes and writes a block's rows and the next state vectors.
+        """Makes and writes a block's rows in a tile, and the state vectors after the block.
 
-        See ``NoiseRecursion.transition``: product by product, in float64.
+        The weights are those of ``NoiseRecursion.transition``, in float64 products.
         """
         size = tf.cast(self._starts[block + 1] - self._starts[block], tf.int32)
         transition = self._read_transition(block, size)
@@ -307,7 +310,7 @@ class _StreamFiles:
             if num_vectors:
                 driven = of_driving[size:] @ tf.cast(rows, tf.float64)
                 following = of_known[size:] @ known + driven
-        # With one state vector, TensorFlow does not see that there is one.
+        # If there is one state vector, TensorFlow does not infer the number, so the shape is set.
         following = tf.ensure_shape(following, [num_vectors, self._width])
         with tf.control_dependencies(self._write_vectors(block + 1, tile, following)):
             are_written = self._write_rows(block, tile, size, rows)
@@ -322,16 +325,17 @@ class _StreamFiles:
         weights: tf.Tensor,
         size: tf.Tensor,
     ) -> tf.Tensor:
-        """The rows of a block that follow from one another, (size, width) int32.
+        """Returns the rows of a block that depend on its own earlier rows, (size, width) int32.
 
-        A few rows at a time: what the rows before them in the block add to all of them is one
-        product, and among themselves they are substituted one by one.
+        A few rows are made at a time: one product adds what all earlier rows of the block
+        contribute to them, and among themselves they are substituted one by one.
 
         Args:
           block: The block.
           tile: The tile.
-          total: (size, width) float64: what all but the block's rows add, in steps of Z.
-          weights: (size, size) of the block's rows.
+          total: (size, width) float64: the part of the rows that does not follow from the block's
+            own rows, in steps of Z.
+          weights: (size, size) weights of the block's own rows.
           size: The number of rows.
         """
         width, first = self._width, self._first_rows_of_z[block]
@@ -366,7 +370,7 @@ class _StreamFiles:
     def _write_vectors(
         self, block: tf.Tensor, tile: tf.Tensor, vectors: tf.Tensor
     ) -> list[tf.Operation]:
-        """Writes the state vectors at a block's start, if the noising matrix has any."""
+        """Writes the state vectors at the start of a block, if the noising matrix has any."""
         if not self._recursion.num_state_vectors:
             return []
         label = self._label("state", tile, block)
@@ -375,7 +379,7 @@ class _StreamFiles:
     def _write_rows(
         self, block: tf.Tensor, tile: tf.Tensor, size: tf.Tensor, rows: tf.Tensor
     ) -> tf.Tensor:
-        """Writes a block's rows; returns a vector of True once all are written."""
+        """Writes the rows of a block, and returns a vector of True once all are written."""
 
         def write(position: tf.Tensor) -> tf.Tensor:
             i = self._starts[block] + tf.cast(position, tf.int64)
@@ -401,7 +405,7 @@ class _StreamFiles:
         )
 
     def _read_earlier(self, block: tf.Tensor, tile: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """The rows before a block that it needs, oldest first, and whether all are there."""
+        """Returns the rows that a block needs from before, oldest first, and whether all exist."""
         start = self._starts[block]
         number = tf.minimum(tf.constant(self._recursion.num_earlier_rows, tf.int64), start)
         rows, are_there = tf.map_fn(
@@ -416,7 +420,7 @@ class _StreamFiles:
         return rows, tf.reduce_all(are_there)
 
     def _read_vectors(self, block: tf.Tensor, tile: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """The state vectors at a block's start, and whether they are there."""
+        """Returns the state vectors at the start of a block, and whether they exist."""
         shape = [self._recursion.num_state_vectors, self._width]
         zeros = tf.zeros(shape, tf.float64)
         if not self._recursion.num_state_vectors:
@@ -433,7 +437,7 @@ class _StreamFiles:
         )
 
     def _read_transition(self, block: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
-        """A block's transition, as ``NoiseRecursion.transition`` gives it."""
+        """Returns the transition of a block from its file, or fails if the file is damaged."""
         contents = _contents(self._transition_paths[block])
         is_right = tf.debugging.assert_equal(
             tf.equal(_checksum(contents), self._checksums[block]),
@@ -455,7 +459,7 @@ class _StreamFiles:
         return self._path(tile, "/state", tf.math.floormod(block, STATES_KEPT))
 
     def _label(self, kind: str, tile: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
-        """The number of a file's contents: nothing else has it, wherever a file is moved to."""
+        """Returns a number for a file header that depends on stream, kind, tile and index."""
         tile_name = _number(self._segment.first_tile + tile)
         return _checksum(tf.strings.join([self._stream, kind, tile_name, _number(index)]))
 
@@ -472,7 +476,7 @@ def _number(value: tf.Tensor) -> tf.Tensor:
 
 
 def _contents(path: tf.Tensor) -> tf.Tensor:
-    """Returns a file's contents; an empty string if there is no file."""
+    """Returns the contents of a file; an empty string if there is no file."""
     return tf.cond(
         tf.size(tf.io.matching_files(path)) > 0,
         lambda: tf.io.read_file(path),
@@ -481,12 +485,12 @@ def _contents(path: tf.Tensor) -> tf.Tensor:
 
 
 def _write_tensor(path: tf.Tensor, number: tf.Tensor, tensor: tf.Tensor) -> tf.Operation:
-    """Writes a tensor to a file.
+    """Writes a tensor to a file, with a checksum and a number in the header.
 
     Args:
       path: Scalar string.
       number: int64 scalar that :func:`_read_tensor` has to be called with.
-      tensor: What to write.
+      tensor: The tensor to write.
 
     Returns:
       The operation.
@@ -498,7 +502,7 @@ def _write_tensor(path: tf.Tensor, number: tf.Tensor, tensor: tf.Tensor) -> tf.O
 def _read_tensor(
     path: tf.Tensor, number: tf.Tensor, shape: list[int], dtype: tf.DType
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Reads a tensor that :func:`_write_tensor` wrote for the same path and number.
+    """Reads a tensor that :func:`_write_tensor` wrote to the same path with the same number.
 
     Args:
       path: Scalar string.
@@ -507,10 +511,10 @@ def _read_tensor(
       dtype: The type of its entries.
 
     Returns:
-      The tensor, and whether it is there; zeros if it is not.
+      The tensor, and whether the file is valid; zeros if it is not.
     """
     contents = _contents(path)
-    # Operations clip at a string's end: a shorter string has another header.
+    # Substrings are cut at the end of a string, and a string that is too short has another header.
     is_long_enough = tf.strings.length(contents) > 2 * _DIGITS
     contents = tf.where(is_long_enough, contents, " " * 2 * _DIGITS)
     body = tf.strings.substr(contents, 2 * _DIGITS, tf.strings.length(contents) - 2 * _DIGITS)
@@ -526,7 +530,7 @@ def _read_tensor(
 
 
 def _checksum(contents: tf.Tensor) -> tf.Tensor:
-    """Returns a number, int64, that changes with the contents, a scalar string."""
+    """Returns an int64 checksum of a scalar string."""
     return tf.strings.to_hash_bucket_fast(contents, _CHECKSUMS)
 
 

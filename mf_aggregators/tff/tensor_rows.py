@@ -37,27 +37,27 @@ from mf_aggregators.tff.processes import NoiseState
 if TYPE_CHECKING:
     from mf_aggregators.tff.rows_on_disk import RowsOnDisk
 
-# The refusal of a state that has another fingerprint than the process.
+# The message that refuses a state with a fingerprint that the process does not accept.
 OTHER_PROCESS = (
     "This state is of another mechanism, of other options (clip norm, clients per round, storage "
     "of noise, sums, model) or of another version: its rows of noise are not those of "
     "this process. Go on with the process that made it, or start a new run from a fresh state. "
     "(States of version 2 and before tell no mechanism, and are all refused.)"
 )
-# "expand 16-byte k", the beginning of ChaCha20's state, and its pairs of rounds.
+# The constant at the beginning of ChaCha20's state, and the number of its double rounds.
 _CHACHA_CONSTANTS = np.frombuffer(b"expand 16-byte k", "<u4")
 _DOUBLE_ROUNDS = 10
-# Up to this number of blocks, calls of operations cost more than their arithmetic.
+# Up to this number of blocks, calling TensorFlow operations takes longer than their arithmetic.
 _FEW_BLOCKS = 2**10
-# Bits of a column or an alias in a word.
+# The mask for the bits of a random word, or of a table entry, that hold a column or an alias.
 _COLUMN_MASK = 2**draws.COLUMN_BITS - 1
-# Rows that are drawn at the same time, each with some megabytes of temporary memory.
+# The number of rows of Z that are drawn in parallel, each with some megabytes of temporary memory.
 _PARALLEL_ROWS = 4
 _PARALLEL_TILES = 4
-# Rows of Z that are combined at once.
+# The number of rows of Z that are combined in one matrix product.
 _GROUP = 64
-# Blocks of words for ties that are drawn with a tile: enough for 14 ties, where a tile has three
-# on average. More are drawn where more are needed.
+# The number of blocks of further words that are drawn with each tile: enough for 14 ties, and a
+# tile has three on average. If there are more ties, more blocks are drawn.
 _TIE_BLOCKS = 8
 _BLOCKS_PER_TILE = WORDS_PER_COORDINATE * TILE // WORDS_PER_BLOCK
 
@@ -65,7 +65,7 @@ _BLOCKS_PER_TILE = WORDS_PER_COORDINATE * TILE // WORDS_PER_BLOCK
 def chacha20(
     seed: tf.Tensor, row: tf.Tensor, *ranges: tuple[tf.Tensor, tf.Tensor | int]
 ) -> list[tf.Tensor]:
-    """Returns blocks of a row by ChaCha20.
+    """Returns blocks of random words of a row, by the stream cipher ChaCha20.
 
     Args:
       seed: (2,) int64.
@@ -82,7 +82,7 @@ def chacha20(
         [first + tf.range(tf.cast(count, tf.int64)) for first, count in ranges], axis=0
     )
     size = numbers.shape.num_elements()
-    # Only blocks for ties have a size that is not known here, and they are few.
+    # The only blocks with a size that is not known here are those for ties, and they are few.
     blocks = _chacha20_of_numbers(size is None or size <= _FEW_BLOCKS)(seed, row, numbers)
     blocks.set_shape([size, WORDS_PER_BLOCK])
     return tf.split(blocks, counts) if len(counts) > 1 else [blocks]
@@ -90,10 +90,11 @@ def chacha20(
 
 @functools.cache
 def _chacha20_of_numbers(is_small: bool) -> Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]:
-    """Returns the function of seed, row and numbers of blocks to (blocks, 16) uint32.
+    """Returns the ChaCha20 function of a seed, a row and block numbers.
 
-    All graphs of a Python process call one function for few blocks and one for many: tracing it
-    for each use takes as long as tracing everything else in a round.
+    Its result is (blocks, 16) uint32. All graphs of a Python process call one function for few
+    blocks and one for many: tracing it for each use takes as long as tracing everything else in a
+    round.
     """
     double_round = _double_round_of_rows if is_small else _double_round
 
@@ -111,7 +112,7 @@ def _chacha20_of_numbers(is_small: bool) -> Callable[[tf.Tensor, tf.Tensor, tf.T
             *(zeros + word for word in row_words),
         ]
         state = tf.unstack(tf.reshape(tf.stack(words), [4, 4, -1])) if is_small else words
-        # A loop, because the operations of all rounds would make a large graph.
+        # The rounds are a loop, because the operations of all rounds would make a large graph.
         _, *mixed = tf.while_loop(
             lambda number, *_: number < _DOUBLE_ROUNDS,
             lambda number, *words: (number + 1, *double_round(words)),
@@ -121,7 +122,8 @@ def _chacha20_of_numbers(is_small: bool) -> Callable[[tf.Tensor, tf.Tensor, tf.T
         sums = [after + before for after, before in zip(mixed, state, strict=True)]
         return tf.transpose(tf.concat(sums, axis=0) if is_small else tf.stack(sums))
 
-    # A graph of its own: the function outlives the graph that is being traced.
+    # The function is traced in a graph of its own, because it outlives the graph that is being
+    # built.
     with tf.Graph().as_default():
         return tf.compat.v1.wrap_function(
             blocks_of,
@@ -130,7 +132,7 @@ def _chacha20_of_numbers(is_small: bool) -> Callable[[tf.Tensor, tf.Tensor, tf.T
 
 
 def _double_round(words: tuple[tf.Tensor, ...]) -> list[tf.Tensor]:
-    """A column round and a diagonal round (RFC 8439, Sec. 2.3) of sixteen (blocks,) tensors."""
+    """Returns the words after a column round and a diagonal round of ChaCha20 (RFC 8439)."""
     mixed = list(words)
     for turn in range(2):
         for column in range(4):
@@ -142,7 +144,7 @@ def _double_round(words: tuple[tf.Tensor, ...]) -> list[tf.Tensor]:
 
 
 def _double_round_of_rows(rows: tuple[tf.Tensor, ...]) -> list[tf.Tensor]:
-    """The same of four (4, blocks) tensors: a quarter of the operations, and more copies."""
+    """Does a double round of ChaCha20 with four (4, blocks) tensors, in fewer operations."""
     mixed = list(rows)
     for turn in (1, -1):
         mixed = list(_quarter_round(*mixed))
@@ -153,7 +155,7 @@ def _double_round_of_rows(rows: tuple[tf.Tensor, ...]) -> list[tf.Tensor]:
 def _quarter_round(
     a: tf.Tensor, b: tf.Tensor, c: tf.Tensor, d: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
-    """RFC 8439, Sec. 2.1, of tensors of one shape."""
+    """Returns four words after a quarter round of ChaCha20 (RFC 8439)."""
     for first, second in ((16, 12), (8, 7)):
         a = a + b
         d = _rotated(tf.bitwise.bitwise_xor(d, a), first)
@@ -163,14 +165,14 @@ def _quarter_round(
 
 
 def _rotated(words: tf.Tensor, distance: int) -> tf.Tensor:
-    """Rotates the bits of words to the left."""
+    """Rotates the bits of 32-bit words to the left."""
     left = tf.bitwise.left_shift(words, tf.constant(distance, tf.uint32))
     right = tf.bitwise.right_shift(words, tf.constant(32 - distance, tf.uint32))
     return tf.bitwise.bitwise_or(left, right)
 
 
 class _GraphTable(NamedTuple):
-    """The sampler's table as constants of a graph.
+    """The alias table of the discrete Gaussian sampler as constants of a graph.
 
     Attributes:
       packed: (columns,) uint32.
@@ -189,13 +191,13 @@ def _graph_table() -> _GraphTable:
 def _from_words(
     table: _GraphTable, words: tf.Tensor, tie_words: Callable[[tf.Tensor], tf.Tensor]
 ) -> tf.Tensor:
-    """Returns Z as a function of random words; as ``kernel.draws`` defines it.
+    """Returns Z as a function of random words, by the table that ``kernel.draws`` defines.
 
     Args:
       table: The sampler's table.
-      words: (3, count) uint32: X1, X2 and X3 of all coordinates.
-      tie_words: Takes the number of ties, an int32 scalar, and returns (ties, TIE_WORDS) uint32
-        for ties in the order of coordinates. They are drawn only where something ties.
+      words: (3, count) uint32: the words for X1, X2 and X3 of all coordinates.
+      tie_words: Takes the number of ties, an int32 scalar, and returns (ties, TIE_WORDS) uint32 for
+        ties in the order of coordinates. It is called only if there are ties.
 
     Returns:
       (count,) int64.
@@ -204,10 +206,11 @@ def _from_words(
     chosen, ties = [], []
     for word in tf.unstack(words, num=WORDS_PER_COORDINATE):
         column = tf.bitcast(tf.bitwise.bitwise_and(word, mask), tf.int32)
-        # Several times as fast as tf.gather.
+        # The operation tf.gather_nd is several times as fast as tf.gather here.
         entry = tf.gather_nd(table.packed, column[:, tf.newaxis])
-        # With all lower bits set, the word is below the entry just if its fraction is below the
-        # threshold, and their difference, modulo 2^32, is a lower part alone just for a tie.
+        # ``filled`` is the word with all bits of its column set. It is below the entry if and only
+        # if the word's fraction is below the threshold, and ``filled`` minus the entry, modulo
+        # 2^32, has only column bits if and only if the two are equal, which is a tie.
         filled = tf.bitwise.bitwise_or(word, mask)
         chosen.append(tf.bitwise.bitwise_and(tf.where(filled < entry, word, entry), mask))
         ties.append(filled - entry <= mask)
@@ -219,7 +222,7 @@ def _from_words(
     )
     x1, x2, x3 = (tf.cast(tf.bitcast(word, tf.int32), tf.int64) for word in chosen)
     step = 2**draws.STEP_BITS
-    # The sum of columns, less that of the columns of zeros.
+    # Columns count from 0, so the sum for three columns of the integer zero is subtracted.
     return x1 + step * (x2 + step * x3) - draws.LARGEST
 
 
@@ -230,8 +233,8 @@ def _decided(
     ties: list[tf.Tensor],
     tie_words: Callable[[tf.Tensor], tf.Tensor],
 ) -> tf.Tensor:
-    """The (3, count) uint32 columns or aliases that are chosen, where some tie."""
-    # In the order of coordinates, and of X1, X2 and X3 in each of them.
+    """Returns the (3, count) uint32 chosen columns or aliases, after deciding all ties."""
+    # Ties are sorted by coordinates, and by X1, X2 and X3 within a coordinate.
     numbers = tf.sort(
         tf.concat(
             [
@@ -247,13 +250,14 @@ def _decided(
     columns = tf.bitwise.bitwise_and(
         tf.gather_nd(words, places), tf.constant(_COLUMN_MASK, tf.uint32)
     )
-    # int64 has more operations than uint32.
+    # TensorFlow has more operations for int64 than for uint32.
     thresholds = tf.cast(tf.gather(table.further, tf.bitcast(columns, tf.int32)), tf.int64)
     fractions = tf.cast(tie_words(tf.size(numbers, tf.int32)), tf.int64)
-    # The first word that differs decides; where none does, the fraction is not below.
+    # The first word that differs decides. If no word differs, the fraction is not below the
+    # threshold.
     first = tf.argmax(tf.cast(tf.not_equal(fractions, thresholds), tf.int32), axis=1)
     is_kept = tf.gather(fractions, first, batch_dims=1) < tf.gather(thresholds, first, batch_dims=1)
-    # The others were chosen already: a tie is not below.
+    # All other coordinates have their choice already, and a tie had counted as "not below".
     return tf.tensor_scatter_nd_update(
         chosen, tf.boolean_mask(places, is_kept), tf.boolean_mask(columns, is_kept)
     )
@@ -261,11 +265,11 @@ def _decided(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SegmentRows:
-    """Rows of Z in a segment, tile by tile, and their roundings, while a graph is traced.
+    """Draws, combines and rounds rows of Z of a segment, tile by tile, in a graph.
 
     Attributes:
-      rows: The mechanism's rows.
-      segment: The part of a row.
+      rows: The mechanism's rows as integers.
+      segment: The segment of a row.
       seed: (2,) int64.
       table: The sampler's table, 3 MB, which a graph should hold once.
     """
@@ -277,11 +281,11 @@ class SegmentRows:
 
     @property
     def width(self) -> int:
-        """The coordinates of a tile."""
+        """The number of coordinates of a tile of the segment."""
         return min(self.segment.size, TILE)
 
     def of_z(self, tile: tf.Tensor, first: tf.Tensor, num_rows: tf.Tensor | int) -> tf.Tensor:
-        """Returns the entries of consecutive rows of Z in one tile of coordinates.
+        """Returns the entries of consecutive rows of Z in one tile of a segment.
 
         Args:
           tile: int64 scalar: the tile's number in the segment.
@@ -334,11 +338,11 @@ class SegmentRows:
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the product of weights with consecutive rows of Z, and the last rows of Z.
 
-        Rows of Z are drawn in groups. The last group has the rows of the block's own rounds.
+        Rows of Z are drawn in groups. The last group has the rows of Z of the block's own rounds.
 
         Args:
           tile: int64 scalar: the tile's number in the segment.
-          first: int64 scalar: the first row.
+          first: int64 scalar: the first row of Z.
           weights: (outputs, rows) float64.
           num_own: The number of rounds of the block.
 
@@ -369,11 +373,13 @@ class SegmentRows:
         return total, z
 
     def rounded(self, z: tf.Tensor, earlier: tf.Tensor) -> tf.Tensor:
-        """Returns rows of noise as ``kernel.integers`` defines them, (...) int32.
+        """Returns rows of noise, (...) int32, from rows of Z and the part of earlier rounds.
+
+        The rounding is that of ``kernel.integers``.
 
         Args:
-          z: (...) int64: rows of Z, in steps.
-          earlier: (...) float64: what earlier rounds add to them, in steps of Z.
+          z: (...) int64: rows of Z, in steps of Z.
+          earlier: (...) float64: the part of the rows that earlier rounds add, in steps of Z.
         """
         shift = self.rows.shift
         sums = z + tf.cast(tf.round(earlier), tf.int64) + tf.constant(1 << (shift - 1), tf.int64)
@@ -382,24 +388,24 @@ class SegmentRows:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RowsInState:
-    """Rows with their history in the state that TFF passes between its processes.
+    """Makes rows of noise with their history in the state that TFF passes between processes.
 
     Attributes:
-      rows: The mechanism's rows.
+      rows: The mechanism's rows as integers.
     """
 
     rows: IntegerRows
 
     def initial_history(self, segment: Segment) -> tf.Tensor:
-        """Returns (tiles, rows and state vectors that are kept, width) zeros.
+        """Returns a history of zeros, (tiles, kept rows and state vectors, width).
 
         Args:
-          segment: The part of a row that they are for.
+          segment: The segment of a row that the history is for.
         """
         unit = self.rows.recursion.normalised
         kept, vectors = unit.num_earlier_rows, unit.num_state_vectors
         shape = [segment.num_tiles, kept + vectors, min(segment.size, TILE)]
-        # Rows are integers, and state vectors are not.
+        # Kept rows are integers, and state vectors are floats.
         return tf.zeros(shape, tf.float64 if vectors else tf.int32)
 
     def next_row(
@@ -410,14 +416,14 @@ class RowsInState:
         stream: tf.Tensor,
         history: tf.Tensor,
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns a row of a segment and the next history.
+        """Returns a segment's row of noise and the history for the next round.
 
         Args:
-          segment: The part of the row.
-          i: int64 scalar: the round, of those that there are.
+          segment: The segment of the row.
+          i: int64 scalar: the round, from 0.
           seed: (2,) int64.
           stream: The stream's name, which only files need.
-          history: What :meth:`initial_history` or the last call returned.
+          history: The history that :meth:`initial_history` or the last call returned.
 
         Returns:
           (segment.size,) int32, and the history for the next round.
@@ -445,13 +451,13 @@ class RowsInState:
     def _step(
         self, i: tf.Tensor, drawn: SegmentRows, tile: tf.Tensor, history: tf.Tensor
     ) -> tuple[tf.Tensor, ...]:
-        """A row of C^-1 Z in one tile, (width,) int32, and the next history of the tile.
+        """Returns a row of C^-1 Z in one tile, (width,) int32, and the tile's next history.
 
         Args:
           i: int64 scalar: the round, from 0.
-          drawn: Draws and rounds rows.
+          drawn: The object that draws and rounds rows.
           tile: int64 scalar: the tile's number in the segment.
-          history: (those that are kept, width): the last rows, oldest first, or state vectors;
+          history: (kept rows or vectors, width): the last rows, oldest first, or state vectors;
             zeros before the first round.
         """
         unit, kept = self.rows.recursion.normalised, history.shape[0]
@@ -462,7 +468,7 @@ class RowsInState:
         earlier, following = (of_known[:1] * self.rows.row_to_z) @ wide, of_known[1:] @ wide
         if unit.draws_earlier_rows_of_z:
             first = tf.maximum(i - (unit.rows_of_z_per_round - 1), 0)
-            # There are no rows of Z before the first round.
+            # Weights of rows of Z from before the first round are left out.
             of_z = of_driving[:, tf.cast(first - i, tf.int32) - 1 :]
             product, z = drawn.combined(tile, first, of_z, 1)
             earlier, following = earlier + product[:1], following + product[1:]
@@ -473,15 +479,17 @@ class RowsInState:
             return row[0], tf.concat([history[1:], row], axis=0)
         if not unit.draws_earlier_rows_of_z:
             following += of_driving[1:] @ tf.cast(row, tf.float64)
-        # The weights of a window have no number of rows while the graph is traced.
+        # TensorFlow does not know the number of rows here while it traces the graph, so the shape
+        # is set.
         return row[0], tf.ensure_shape(tf.cast(following, history.dtype), history.shape)
 
     @functools.cached_property
     def _transitions(self) -> tuple[FloatArray, IntArray]:
-        """The distinct transitions of single rounds, and the number of each round's.
+        """The distinct transitions of single rounds, and the index of each round's transition.
 
         They are (number, 1 + m, weights) float64 and (n,) int64. In the first rounds, weights of
-        rows that are not there yet are zero, or those of later rounds: the history has zeros.
+        rows that do not exist yet are zero, or those of later rounds, which the zeros of the
+        history cancel.
         """
         unit, last = self.rows.recursion.normalised, self.rows.recursion.num_rounds - 1
         single = Blocks(self.rows.recursion, np.arange(last + 2))
@@ -503,14 +511,14 @@ class RowsInState:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TensorNoise:
-    """A stream of noise rows but for its seed.
+    """The definition of a stream of noise rows: everything but its seed.
 
     Attributes:
       store: Makes the rows: ``RowsInState`` or ``RowsOnDisk``.
       specs: The tensors of a row, flat: tf.TensorSpec of floating-point types.
       fingerprints: The fingerprint of the states of each horizon before this run was extended, and
         last the fingerprint of its own states.
-      schema: The numbers of the schema that the noise is scaled to, for states to tell.
+      schema: The numbers of the schema that the noise is scaled to, which states show.
     """
 
     store: "RowsInState | RowsOnDisk"
@@ -520,17 +528,17 @@ class TensorNoise:
 
     @property
     def recursion(self) -> NoiseRecursion:
-        """The mechanism's noising matrix."""
+        """The noising matrix of the mechanism."""
         return self.store.rows.recursion
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """The layout of a row."""
+        """The segments of a row of noise, by the dtypes of its tensors."""
         return self.layout_of(self.specs).segments
 
     @staticmethod
     def layout_of(specs: tuple[tf.TensorSpec, ...]) -> RowLayout:
-        """Returns the layout of a row: noise is float64 where tensors are, and float32 elsewhere.
+        """Returns the layout of a row: noise is float64 for float64 tensors, and otherwise float32.
 
         Args:
           specs: The shape and dtype of each tensor of an update.
@@ -541,24 +549,23 @@ class TensorNoise:
 
     @staticmethod
     def of_round(numbers: FloatArray, i: tf.Tensor) -> tf.Tensor:
-        """Returns a round's entry of a table, in a form that TensorFlow's optimizer leaves alone.
+        """Returns a round's entry of a table in a form that TensorFlow does not optimise away.
 
-        The optimizer makes a constant of a table whose entries are all the same, and regroups
-        products with constants, which changes last bits. The NaN at the end keeps the entries
-        different.
+        TensorFlow's optimizer makes a constant of a table with equal entries, and regroups products
+        with constants, which changes last bits. The NaN at the end makes the entries different.
 
         Args:
-          numbers: (n,) float64: one for each round.
-          i: int64 scalar: the round, of those that there are.
+          numbers: (n,) float64: one number for each round.
+          i: int64 scalar: the round, from 0.
         """
         return tf.gather(tf.constant([*numbers, math.nan], tf.float64), i)
 
     def initial_state(self, seed: tf.Tensor, stream: tf.Tensor) -> NoiseState:
-        """Returns the state before the first round.
+        """Returns the state of the stream before the first round.
 
         Args:
           seed: (2,) int64.
-          stream: (2,) int64; no two streams of different seeds may have the same.
+          stream: (2,) int64; two streams with different seeds must have different names.
         """
         kept = tuple(map(self.store.initial_history, self.segments))
         return self._state(tf.zeros([], tf.int64), seed, stream, kept)
@@ -566,10 +573,10 @@ class TensorNoise:
     def next_row(
         self, state: NoiseState, stddev: float = 1.0
     ) -> tuple[list[tf.Tensor], tf.Tensor, NoiseState]:
-        """Returns the state's row of C^-1 Z as integers, their step, and the next state.
+        """Returns the next row of C^-1 Z as integers, the row's step, and the next state.
 
         Args:
-          state: What :meth:`initial_state` or the last call returned.
+          state: The state that :meth:`initial_state` or the last call returned.
           stddev: The standard deviation of Z.
 
         Returns:
@@ -590,7 +597,7 @@ class TensorNoise:
             for position, shape, tensor in zip(segment.positions, shapes, tensors, strict=True):
                 row[position] = tf.reshape(tensor, shape)
         step = TensorNoise.of_round(self.store.rows.steps * stddev, i)
-        # The state of a run that was extended becomes one of the whole run.
+        # If the run was extended, its next state has the fingerprint of the whole run.
         return row, step, self._state(i + 1, state.seed, state.stream, tuple(histories))
 
     def _state(self, i: tf.Tensor, seed: tf.Tensor, stream: tf.Tensor, history: Any) -> NoiseState:
@@ -600,7 +607,7 @@ class TensorNoise:
         return NoiseState(fingerprint, i, seed, stream, schema, history)
 
     def _checked_round(self, state: NoiseState) -> tf.Tensor:
-        """The state's round, if there is one left and the state is of this run."""
+        """Returns the state's round, after checks that it has noise and belongs to this run."""
         num_rounds = self.recursion.num_rounds
         checks = [
             tf.debugging.assert_equal(
@@ -620,6 +627,6 @@ class TensorNoise:
                 ),
             ),
         ]
-        # An assertion that holds while the graph is built is None.
+        # If an assertion is known to hold while the graph is built, TensorFlow returns None.
         with tf.control_dependencies([check for check in checks if check is not None]):
             return tf.identity(state.round_index)
