@@ -386,7 +386,7 @@ def _value(node: Any, named: dict[str, Any], fed: list[Any]) -> Any:
 
 
 def _applied(intrinsic: Any, argument: Any, fed: list[Any]) -> Any:
-    """Returns what the result of one of TFF's own operations depends on, given an argument."""
+    """Returns the sums that the result of one of TFF's own operations depends on."""
     uri = intrinsic.intrinsic.uri
     if _OPERATION.fullmatch(uri) and not _SELECTION.fullmatch(uri):
         found = _client_sum(intrinsic)

@@ -261,7 +261,7 @@ def _sum(numbers: list[tf.Tensor]) -> tf.Tensor:
 
 def _largest(tensor: tf.Tensor) -> tf.Tensor:
     """Returns the largest magnitude of a tensor, float64; NaN or infinite if an entry is."""
-    # Without their signs, floats are in the order of their bits, and NaN is above all others.
+    # Magnitudes of floats are in the order of their bits, and NaN is above all others.
     of_bits = tf.int64 if tensor.dtype == tf.float64 else tf.int32
 
     def of_tile(tile: tf.Tensor) -> tf.Tensor:

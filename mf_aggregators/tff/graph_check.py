@@ -65,7 +65,7 @@ _graphs_of_kernel: set[tuple[Any, ...]] = set()
 
 
 def check(query: MatrixFactorizationSumQuery | AdaptiveClipSumQuery) -> None:
-    """Raises NotProved if a query's graphs do not compute what the kernel's release computes.
+    """Raises NotProved if a query's graphs compute other numbers than the kernel's release.
 
     Args:
       query: The query.
