@@ -54,15 +54,15 @@ def simulated(
     twice: tuple[int, int] | None = None,
     separation: int = SEPARATION,
 ) -> RunAudit:
-    """Audits a run along the directions of its canaries, where other clients' updates are random.
+    """Simulates and audits a run along its canaries' directions alone, with random updates.
 
     Args:
-      mechanism: What the run claims.
-      seed: What all random numbers follow from.
-      canaries: How many there are, in the run or not.
-      noise: What the noise is multiplied by.
+      mechanism: The mechanism that the run claims to use.
+      seed: The seed of all random numbers.
+      canaries: The number of canaries, those that are left out of the run included.
+      noise: A factor of the noise; 1 for correct noise.
       twice: Two rounds, of which the second has the row of Z of the first; None for no such fault.
-      separation: How many rounds apart canaries take part.
+      separation: How many rounds apart the participations of a canary are.
     """
     drawn = Canaries.drawn(seed, canaries, _PARAMETERS, ROUNDS)
     takes_part = np.zeros((ROUNDS, canaries), bool)

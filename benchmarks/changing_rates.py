@@ -1,4 +1,4 @@
-r"""The loss of mechanisms that are optimised for constant learning rates, if rates change.
+r"""Measures how much larger errors get if rates change but matrices assume constant ones.
 
   python benchmarks/changing_rates.py --results=rates.json --plot=docs/changing_rates.png
   python benchmarks/changing_rates.py --only=banded_inverse --num_rounds=342 --results=small.json
@@ -28,7 +28,8 @@ from mf_aggregators.participation import FixedEpochOrder, MinSeparation, Partici
 from mf_aggregators.workloads import Workload
 from simulations.runs.run_plan import SCHEDULES
 
-# The certified gap of squared errors that searches end at: half of it is that of the error.
+# Searches end at this certified relative gap of the squared error; the gap of the error is half of
+# it.
 _GAP = 1e-3
 
 _MAKERS: dict[str, Callable[[Workload, Any, Any], Any]] = {
@@ -67,7 +68,7 @@ def define_flags(values: flags.FlagValues) -> None:
 
 
 def main(values: flags.FlagValues) -> None:
-    """Computes missing results, prints a table and draws."""
+    """Computes the missing results, prints a table of all results and draws a figure."""
     rounds, epochs = values.num_rounds, values.epochs
     rates = SCHEDULES[values.schedule].rates(rounds, 1.0)
     constant = Workload("momentum_sgd", rounds, values.momentum)
@@ -109,7 +110,7 @@ def main(values: flags.FlagValues) -> None:
 
 
 def _errors(made: dict[str, Any], error: str) -> tuple[float, float]:
-    """The errors of the matrix for constant rates and of that for the workload."""
+    """Returns the errors of the matrix for constant rates, and of that for the workload."""
     variances = (np.array(made[name]) for name in ("constant", "own"))
     constant, own = (np.max(each) if error == "max" else np.mean(each) for each in variances)
     return float(np.sqrt(constant)), float(np.sqrt(own))
@@ -118,7 +119,7 @@ def _errors(made: dict[str, Any], error: str) -> tuple[float, float]:
 def _draw(
     known: dict[str, Any], found: dict[str, tuple[float, float]], rates: np.ndarray, path: str
 ) -> None:
-    # One below the other: a phone shows them at the size of its own text.
+    # The panels are below one another, so that a phone shows them at the size of its own text.
     figure, ((left,), (right,)) = figures.panels(2, 1, (3.6, 2.9))
     names = list(found)
     losses = np.array([100.0 * (constant / own - 1.0) for constant, own in found.values()])

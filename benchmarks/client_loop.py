@@ -1,4 +1,4 @@
-r"""Milliseconds per client of federated averaging, by TFF's two client loops.
+r"""Measures the milliseconds per client of federated averaging with TFF's two client loops.
 
   python benchmarks/client_loop.py --clients=60
 
@@ -24,7 +24,7 @@ def define_flags(values: flags.FlagValues) -> None:
 
 
 def main(values: flags.FlagValues) -> None:
-    """Times both loops and prints a table."""
+    """Times both client loops of TFF and prints a table."""
     processes.prepare_environment()
     import numpy as np
     import tensorflow as tf

@@ -1,4 +1,4 @@
-"""Error and cost of adaptive clip norms under noise of several mechanisms.
+"""Measures the error and cost of adaptive clip norms under the noise of several mechanisms.
 
 Prints, for each mechanism, standard deviations that follow from the linear recursion of the
 logarithm of the norm, and the cost of a norm that moved in one simulated run.
@@ -20,29 +20,30 @@ from mf_aggregators.commands import command_line
 from mf_aggregators.factorizations import Factorization, clip_drift
 
 _CLIENTS = 100
-# Slope of the fraction of log-normal norms (unit variance) within a norm, by its logarithm, at the
-# median.
+# Slope, at the median, of the fraction of clients within the clip norm over the logarithm of the
+# clip norm, for log-normal update norms of unit variance.
 _DENSITY = 1.0 / math.sqrt(2.0 * math.pi)
-# How the norm changes: the rounds between changes, and the rate.
+# Settings of the adaptive clip norm, as (rounds between changes, learning rate).
 _SETTINGS = ((1, 0.2), (10, 1.0), (10, 0.5))
 
 
 def fraction_noise(factorization: Factorization, schema: mfa.participation.Participation) -> float:
-    """Returns sigma_b sens(C) / clients, the factor of a row of C^-1 Z in the fraction."""
+    """Returns the factor of C^-1 Z in the released fraction: sigma_b sens(C) / clients."""
     clip = mfa.AdaptiveClip()
     stddev = clip.clipped_count_stddev_for(1.0, _CLIENTS)
     return stddev * factorization.sensitivity(schema).value / _CLIENTS
 
 
 def deviations(rows: np.ndarray) -> tuple[float, float, float, float]:
-    """Returns the largest standard deviations of a fraction and of three logarithms of norms.
+    """Returns the largest standard deviations of a released fraction and of log clip norms.
 
     Args:
       rows: (n, n) C^-1, in units of the fraction.
 
     Returns:
-      That of a round's fraction; of the logarithm of a norm that changes in every round, at rate
-      0.2; of one that changes after ten rounds, by their mean, at rate 1; and by the tenth alone.
+      The standard deviation of a round's fraction, and of the logarithms of three clip norms: one
+      that changes in every round, at rate 0.2; one that changes after ten rounds by the mean of
+      their fractions, at rate 1; and one that changes by the tenth fraction alone.
     """
     tens = len(rows) // 10 * 10
     means = np.mean(rows[:tens].reshape(-1, 10, rows.shape[1]), axis=1)
@@ -64,7 +65,7 @@ def _largest(rows: np.ndarray) -> float:
 
 
 def simulated_cost(factorization: Factorization, noise: float, period: int, rate: float) -> float:
-    """Returns the relative noise that a moving norm adds to running sums, in a simulated run."""
+    """Returns how much noise a changing clip norm adds to running sums in a simulated run."""
     generator = np.random.default_rng(0)
     num_rounds = factorization.num_rounds
     errors = noise * factorization.noise_rows(generator.normal(size=(num_rounds, 1)))[:, 0]

@@ -1,4 +1,4 @@
-r"""Seconds and memory of device populations, for each availability model.
+r"""Measures the seconds and memory of simulated device populations, for each availability model.
 
   python benchmarks/device_populations.py --devices=10000000 --rounds=2000
 
@@ -32,7 +32,7 @@ from simulations.devices.device_populations import DevicePopulation
 
 _DAY = 86400.0
 _SEED = 1
-# Failures of devices in all lines but the first.
+# The failures of devices that all lines of the table but the first simulate.
 _DISTURBED: dict[str, Any] = {
     "over_selection": 1.3,
     "dropout_probability": 0.1,
@@ -54,7 +54,7 @@ def define_flags(values: flags.FlagValues) -> None:
 
 
 def main(values: flags.FlagValues) -> None:
-    """Times all lines and prints a table."""
+    """Times all simulations and prints a table with a line for each."""
     names = values.only or list(_behaviours(10))
     rows = []
     for name in names:
@@ -93,7 +93,7 @@ def _behaviours(num_devices: int) -> dict[str, DeviceBehaviour]:
 
 
 def _trace(num_devices: int) -> Availability:
-    """A span every day for each device."""
+    """Returns a trace in which each device is available for one span in every day."""
     generator = np.random.default_rng(_SEED)
     starts = generator.uniform(0.0, 0.8 * _DAY, num_devices)
     ends = starts + generator.uniform(0.01, 0.2, num_devices) * _DAY
@@ -101,7 +101,7 @@ def _trace(num_devices: int) -> Availability:
 
 
 def _behaviour(name: str, num_devices: int) -> DeviceBehaviour:
-    # Only one line pays for a trace of all devices.
+    # Only the line on traces makes a trace of all devices, which is expensive.
     return _behaviours(num_devices if name == "trace" else 10)[name]
 
 

@@ -1,4 +1,4 @@
-r"""Seconds to compute factorizations, and those of a plain baseline in the same run.
+r"""Measures the seconds to compute factorizations, and those of plain baselines in the same run.
 
   python -m benchmarks.factorizations --num_rounds=1026
   python -m benchmarks.factorizations --only=optimal,blt --num_rounds=2048
@@ -42,7 +42,7 @@ from mf_aggregators.workloads import Workload
 _Fields: TypeAlias = dict[str, Any]
 
 _SINGLE = SingleParticipation()
-# How many times as long as ours a baseline may take.
+# The most time that a baseline may take, as a multiple of our own time.
 _MOST_TIMES = 10.0
 
 
@@ -57,7 +57,7 @@ def define_flags(values: flags.FlagValues) -> None:
 
 
 def main(values: flags.FlagValues) -> None:
-    """Runs the comparisons and prints a table."""
+    """Times factorizations and their baselines, and prints a table."""
     fields: _Fields = {"num_rounds": values.num_rounds}
     for name in values.only:
         command_line.check_choice(
@@ -68,11 +68,11 @@ def main(values: flags.FlagValues) -> None:
 
 
 class _Reached(Exception):  # noqa: N818 - a signal that ends a baseline.
-    """The baseline has reached its target or used up its time."""
+    """Signal that a baseline has reached its target error or used up its time."""
 
 
 class _Baseline:
-    """Counts a baseline's evaluations and ends it at its target or after its time."""
+    """Counts a baseline's evaluations; ends the baseline at its target or after its time."""
 
     def __init__(self, target: float, seconds: float) -> None:
         self._target, self._seconds = target, seconds
@@ -80,14 +80,14 @@ class _Baseline:
         self.evaluations, self.best = 0, np.inf
 
     def record(self, value: float) -> None:
-        """Notes one evaluation."""
+        """Records one evaluation and its error; raises _Reached to end the baseline."""
         self.evaluations += 1
         self.best = min(self.best, value)
         if self.best <= self._target or time.process_time() - self._start > self._seconds:
             raise _Reached
 
     def fields(self, ours: float) -> _Fields:
-        """Returns the fields to print, with our own seconds."""
+        """Returns the table's fields for the baseline, and for our own seconds next to it."""
         seconds = time.process_time() - self._start
         return {
             "seconds": ours,
@@ -117,7 +117,7 @@ def _optimal(values: flags.FlagValues) -> _Fields:
         roots = np.sqrt(np.maximum(eigenvalues, 0.0))
         phi = np.square(vectors) @ roots
         ratios = phi / v * (np.sum(v) / np.sum(phi))
-        # The baseline computes its gap only where it may be small, like our search.
+        # Like our search, the baseline computes its duality gap only when that may be small.
         if np.sum(v * np.square(ratios - 1.0)) <= 0.5e-6 * np.sum(v):
             half = vectors * np.sqrt(roots) / root_v[:, np.newaxis]
             strategy = scipy.linalg.cholesky((half @ half.T)[::-1, ::-1], lower=True)
@@ -170,7 +170,7 @@ def _multi_epoch(values: flags.FlagValues) -> _Fields:
     def error(entries: np.ndarray) -> tuple[float, np.ndarray]:
         strategy = np.zeros((num_rounds, num_rounds))
         strategy[lower] = entries
-        # Columns scaled so that every pattern has sensitivity one.
+        # The columns are scaled so that every participation pattern has sensitivity one.
         blocks = [strategy[:, rounds].T @ strategy[:, rounds] for rounds in classes]
         scales = np.empty(num_rounds)
         for rounds, block in zip(classes, blocks, strict=True):
@@ -280,7 +280,7 @@ def _blt(values: flags.FlagValues) -> _Fields:
 
 
 def _weights_of_mean(num_rounds: int) -> np.ndarray:
-    """Weights of the squared coefficients of a Toeplitz decoder in the mean over rounds."""
+    """Returns weights of a Toeplitz decoder's squared coefficients in the mean error."""
     return 1.0 - np.arange(num_rounds) / num_rounds
 
 

@@ -1,10 +1,10 @@
-"""How well plans do in fleets of devices with names and habits.
+"""Tries plans in simulated fleets, where each device has habits that the plan does not know.
 
 Plans know fleets by their averages alone. A plan for each of some random fleets is tried in two
-simulators. In that of ``simulate-participation``, dropouts are independent. In the other one,
-devices are awake in a window of the day of their own, drop out together for hours, and return after
-delays with a heavy tail. A plan is told the mean of dropouts and of available devices, the median
-of the delays and how long the server waits; of the laws it knows none.
+simulators. In that of ``simulate-participation``, dropouts are independent. In the other simulator,
+each device is awake in its own window of the day; devices drop out together for hours, and return
+after delays with a heavy tail. A plan is told the mean of dropouts and of available devices, the
+median of the delays and how long the server waits, but not their distributions.
 
 A plan should survive, and have little more noise than needed. "Needed" is the least noise of a grid
 of all pairs of a separation and a number of participations, among those that survive in 95 % of the
@@ -38,10 +38,12 @@ from mf_aggregators.planning.fleets import Fleet
 from simulations.devices.device_behaviour import DeviceBehaviour, Independent
 from simulations.devices.device_populations import DevicePopulation
 
-# The probability with which pairs survive, and the share of noise that a plan may have above them.
+# The probability with which a pair must survive, and the most noise that a plan may have, relative
+# to that of the best pair.
 _LEAST, _ABOVE = 0.95, 1.05
 _HOUR = 60.0
-# Minutes from an attempt that found too few devices to the next one, and of the longest wait.
+# Minutes between an attempt that found too few devices and the next attempt, and of the longest
+# wait.
 _RETRY = 10.0
 _LONGEST_WAIT = 7 * 24 * _HOUR
 
@@ -54,10 +56,10 @@ def _course(
     server: tuple[int, int, int, float],
     habits: tuple[float, float, float, float],
 ) -> tuple[int, list[float]]:
-    """Returns how many rounds take place, and the share of devices found by each attempt."""
+    """Simulates a run; returns the number of rounds and the shares of devices found."""
     devices, clients, wanted, dropout = server
     awake_hours, delay_hours, persistence, round_minutes = habits
-    # The evening comes within two hours for all.
+    # The window of each device begins at a random time of the same two hours.
     wakes = generator.uniform(0.0, 2.0, devices)
     last = np.full(devices, -num_rounds)
     times = np.zeros(devices, np.int64)
@@ -75,11 +77,11 @@ def _course(
             waited += _RETRY
             continue
         shares.append(len(found) / len(may_join))
-        # Dropouts of one round resemble those of the round before.
+        # Dropouts are correlated from round to round.
         mood = persistence * mood + math.sqrt(1.0 - persistence**2) * generator.standard_normal()
         chance = dropout * min(2.0, max(0.0, 1.0 + 0.25 * mood))
         number = min(wanted, len(found))
-        # The first steps of a shuffle.
+        # Select devices by the first steps of a shuffle.
         for place, draw in enumerate(generator.random(number)):
             other = place + int(draw * (len(found) - place))
             found[place], found[other] = found[other], found[place]
@@ -97,11 +99,11 @@ def _course(
 
 @dataclasses.dataclass(frozen=True)
 class OtherFleet:
-    """A fleet whose habits differ from those of the plan's model.
+    """Random fleet of devices with habits that differ from the planner's model.
 
     Attributes:
-      planned: What a plan is told: population, cohort, averages, the median of the rounds that
-        devices are away for, over-selection, the server's retries.
+      planned: The facts that a plan is told: population, cohort, averages, the median of the rounds
+        that devices are away for, over-selection, the server's retries.
       awake_hours: The hours of a day in which a device can be asked.
       delay_hours: The median of the time that a device is away after its timer has run out.
       persistence: The correlation of the dropouts of one round with those of the next.
@@ -116,7 +118,7 @@ class OtherFleet:
 
     @classmethod
     def random(cls, generator: np.random.Generator) -> "OtherFleet":
-        """Draws a fleet, and measures which share of its devices is available, as an operator."""
+        """Draws a random fleet, and measures the share of available devices in it."""
         clients = int(generator.integers(10, 60))
         planned = Fleet(
             int(clients * generator.uniform(4.0, 60.0)),
@@ -144,11 +146,11 @@ class OtherFleet:
         return dataclasses.replace(found, planned=told)
 
     def survives(self, num_rounds: int, schema: MinSeparation, seed: int) -> bool:
-        """Whether all rounds take place while timers that count rounds enforce the schema."""
+        """Returns whether all rounds take place under timers that enforce the schema."""
         return self.run(num_rounds, schema, seed)[0]
 
     def run(self, num_rounds: int, schema: MinSeparation, seed: int) -> tuple[bool, list[float]]:
-        """Whether all rounds take place, and the share of devices found by each attempt."""
+        """Returns whether all rounds take place, and the share of devices found by each attempt."""
         fleet, generator = self.planned, np.random.default_rng([seed, 7])
         most = num_rounds if schema.max_participations is None else schema.max_participations
         index, shares = _course(
@@ -163,7 +165,7 @@ class OtherFleet:
 
 
 def compile_course() -> None:
-    """Compiles the other simulator where Numba is installed (extra ``fast``): the same results."""
+    """Compiles the simulator of fleets with habits if Numba is installed; results stay the same."""
     global _course
     with contextlib.suppress(ModuleNotFoundError):
         import numba
@@ -172,7 +174,7 @@ def compile_course() -> None:
 
 
 def survives_alone(other: OtherFleet, num_rounds: int, schema: MinSeparation, seed: int) -> bool:
-    """Whether the devices of ``simulate-participation``, which drop out alone, come to the end."""
+    """Returns whether all rounds take place if devices drop out independently of each other."""
     fleet = other.planned
     behaviour = DeviceBehaviour(
         Independent(fleet.returning),
@@ -186,7 +188,7 @@ def survives_alone(other: OtherFleet, num_rounds: int, schema: MinSeparation, se
 
 
 def survives_together(other: OtherFleet, num_rounds: int, schema: MinSeparation, seed: int) -> bool:
-    """Whether devices that drop out together, in the other simulator, come to the end."""
+    """Returns whether all rounds take place in the simulator where devices drop out together."""
     return other.survives(num_rounds, schema, seed)
 
 
@@ -194,7 +196,7 @@ _SIMULATORS = {"alone": survives_alone, "together": survives_together}
 
 
 def survive_alone(other: OtherFleet, num_rounds: int, schema: MinSeparation) -> bool:
-    """Whether enough fleets survive if devices drop out alone, by counts, which end alike."""
+    """Returns whether 95 % of fleets survive independent dropouts, simulated by counts."""
     fleet = dataclasses.replace(other.planned, spread=0.0, interruptions=0.0, absent_rounds=0.0)
     return fleet.survives(num_rounds, schema, least=_LEAST)
 
@@ -202,7 +204,7 @@ def survive_alone(other: OtherFleet, num_rounds: int, schema: MinSeparation) -> 
 def share_together(
     other: OtherFleet, num_rounds: int, schema: MinSeparation, simulations: int
 ) -> float:
-    """The share of the other fleets that survive, or one below 0.95 as soon as that is certain."""
+    """Returns the share of simulations that survive; stops once it is surely below 0.95."""
     failures = 0
     for seed in range(simulations):
         failures += not survives_together(other, num_rounds, schema, seed)
@@ -214,7 +216,7 @@ def share_together(
 def best_pair(
     num_rounds: int, fleet: Fleet, start: int | None, survive: Callable[[MinSeparation], bool]
 ) -> MinSeparation | None:
-    """Returns the pair of the grid with the least noise that survives, or None.
+    """Returns the surviving pair (separation, participations) with the least noise, or None.
 
     Args:
       num_rounds: The rounds n.
@@ -231,7 +233,7 @@ def best_pair(
             low += 1
         if low > high or not survive(MinSeparation(low, most)):
             if most >= math.ceil(num_rounds / min(low, high)) and most != start:
-                # As many participations as fit: a larger number changes nothing.
+                # All participations that fit are allowed already: a larger number changes nothing.
                 break
             continue
         beyond = high + 1
@@ -246,11 +248,11 @@ def best_pair(
 
 
 def tried(index: int, simulations: int) -> dict[str, Any]:
-    """Plans for a random fleet, and says how the plan does.
+    """Makes a plan for a random fleet, and returns how it does in both simulators.
 
     Args:
       index: The fleet.
-      simulations: How many of the other simulator decide whether a pair survives.
+      simulations: How many runs of the other simulator decide whether a pair survives.
 
     Returns:
       Whether the plan is refused (and whether it should not be), whether it survives once in each
@@ -302,7 +304,7 @@ def define_flags(values: flags.FlagValues) -> None:
 
 
 def main(values: flags.FlagValues) -> None:
-    """Plans, simulates and prints shares."""
+    """Plans and simulates for many fleets, and prints the shares of plans that do well."""
     results = []
     indices = range(values.first, values.first + values.fleets)
     with concurrent.futures.ProcessPoolExecutor(values.processes, None, compile_course) as pool:

@@ -1,4 +1,4 @@
-r"""How the seconds of each factorization grow with the rounds, in a figure.
+r"""Measures how the time to compute each factorization grows with the rounds, and draws it.
 
   python benchmarks/growth.py --rounds=1000,3162,10000 --results=growth.json
   python benchmarks/growth.py --only=banded --rounds=31623,100000 --results=growth.json
@@ -33,7 +33,7 @@ _MAKERS: dict[str, Callable[[int], Any]] = {
     "blt": lambda rounds: blt(rounds, 4),
     "banded_inverse": lambda rounds: banded_inverse(rounds, 16),
 }
-# A search of more rounds than this takes long or does not fit into memory.
+# The most rounds of each search: with more it takes long or does not fit into memory.
 _MOST_ROUNDS = {"optimal": 16_384}
 
 
@@ -46,7 +46,7 @@ def define_flags(values: flags.FlagValues) -> None:
 
 
 def main(values: flags.FlagValues) -> None:
-    """Measures, and draws all measurements."""
+    """Measures the missing times, and draws a figure of all measurements."""
     path = pathlib.Path(values.results)
     seconds: dict[str, dict[str, float]] = (
         json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}

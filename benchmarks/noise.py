@@ -1,4 +1,4 @@
-r"""Milliseconds, memory and disk of a row of noise, against a normal vector and dp_aggregator.
+r"""Measures time, memory and disk of a noise row, against a normal vector and dp_aggregator.
 
   python benchmarks/noise.py
   python benchmarks/noise.py --only=blt-disk,banded_342-disk --plot=noise.png
@@ -55,7 +55,7 @@ _SEPARATION = 342
 
 
 def _banded(num_rounds: int, num_bands: int) -> Factorization:
-    # The cost of a row does not depend on the values, so that nothing has to be optimised.
+    # Bands are not optimised, because the cost of a noise row does not depend on their values.
     return BandedFactorization(square_root_bands(num_rounds, min(num_bands, num_rounds)))
 
 
@@ -104,7 +104,7 @@ def define_flags(values: flags.FlagValues) -> None:
 
 
 def main(values: flags.FlagValues) -> None:
-    """Times the mechanisms and prints a table."""
+    """Times the noise rows of all mechanisms and prints a table."""
     for name in [values.measure] if values.measure else values.only:
         mechanism, _, storage = name.rpartition("-")
         command_line.check_choice(
@@ -142,10 +142,10 @@ def main(values: flags.FlagValues) -> None:
 
 
 def _beside(row: _Fields, is_tff: bool) -> str:
-    """The times of the other version, if there is one.
+    """Returns the times of the other checkout, if --against names one.
 
-    In TFF both are compared with dp_aggregator, which is the same in both, since the load of a
-    machine may change between their processes.
+    In TFF both versions are compared with dp_aggregator, which is the same in both, because the
+    load of the machine may change between their processes.
     """
     if "against_milliseconds" not in row:
         return ""
@@ -206,7 +206,7 @@ def _measure_alone(values: flags.FlagValues) -> _Fields:
     step = tf.function(lambda state: noise.next_row(state), autograph=False)
     step.get_concrete_function(state)
     start_seconds = time.perf_counter() - begin
-    # Row i of a stream of independent noise is one standard normal vector.
+    # The baseline is a row of independent noise, which is one standard normal vector.
     plain = TensorNoise(RowsInState(IntegerRows.of(BandedNoise(values.num_rounds))), specs)
     draw = tf.function(lambda state: plain.next_row(state)[0], autograph=False)
     plain_state = plain.initial_state(seed, seed)
@@ -254,7 +254,8 @@ def _measure_in_tff(values: flags.FlagValues) -> _Fields:
     ).create(value_type)
     state = process.initialize()
     start_seconds = time.perf_counter() - begin
-    # dp_aggregator's own lower limit of noise for its adaptive clipping depends on the cohort.
+    # The noise multiplier is 0.05 times the cohort, because dp_aggregator has a lower limit that
+    # grows with it.
     plain = tff.learning.dp_aggregator(0.05 * values.clients, values.clients).create(value_type)
     plain_state = plain.next(plain.initialize(), updates).state
 
@@ -286,7 +287,7 @@ def _timed(
     at: Callable[[int], Any],
     state: Any,
 ) -> _Fields:
-    """Seconds of the first round, and of rounds in a steady state with their baseline."""
+    """Returns the seconds of the first round, and of steady-state rounds with their baseline."""
     blocks = Blocks.of(recursion)
     grows = values.measure.startswith("dense")
     first, _, state = advance(state)
@@ -302,15 +303,16 @@ def _timed(
         return state
 
     if values.measure.endswith("-disk"):
-        # Somewhere in a steady state; for a dense matrix in the middle of the run, where a
-        # row has the mean cost. The first round there makes missing rows.
+        # Time a block in a steady state; for a dense matrix the block in the middle of the run,
+        # where a row has the mean cost. The first round there makes missing rows, and is not timed.
         largest_block = int(np.max(np.diff(blocks.starts)))
         steady = recursion.num_earlier_rows + largest_block
         middle = values.num_rounds // 2
         block = (
             np.searchsorted(blocks.starts, middle if grows else min(steady, middle), "right") - 1
         )
-        # From its first round on, because earlier ones make shares of the next block.
+        # Begin at the block's first round, because each round of a block also makes a share of the
+        # next block.
         place = int(blocks.starts[block])
         state = run(at(place), 1, keep=False)
         rounds = values.rounds or (16 if values.tff else largest_block)
@@ -343,7 +345,7 @@ def _summary(
 
 
 class _PeakMemory:
-    """The peak of the resident memory of this process and its children, sampled."""
+    """Samples the resident memory of this process and its children, and keeps the peak."""
 
     def __init__(self) -> None:
         self.peak_bytes = 0

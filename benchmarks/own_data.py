@@ -1,4 +1,4 @@
-"""Clip norm, server rate and matrix for data sets of one's own, with small linear models.
+"""Tries searches for clip norm, server rate and matrix on three data sets with small linear models.
 
 Prints what a private search for the clip norm finds on three data sets, from starts that are ten
 times too small and too large; the accuracy of runs with it, with other norms and with other server
@@ -34,7 +34,8 @@ _ROUNDS_OF_RATES = 200
 _EPSILON, _DELTA = 8.0, 1e-4
 _EXAMPLES, _LETTERS, _STEPS, _CLIENT_RATE = 8, 40, 5, 0.5
 _STARTS, _FACTORS = (0.1, 10.0), (0.1, 0.3, 1.0, 3.0)
-# Server rates, in whose unit a step is the mean of the clients' updates; for Adam a hundredth.
+# Learning rates of the server: with rate 1, a step is the mean of the clients' updates. Adam's
+# rates are a hundredth of these.
 _RATES = (0.1, 0.3, 1.0, 3.0, 10.0)
 _MOMENTUM, _SECOND, _SMALL = 0.9, 0.99, 1e-8
 
@@ -49,7 +50,7 @@ class Data(NamedTuple):
 
 
 def _dealt(x: np.ndarray, labels: np.ndarray) -> Data:
-    """Data of clients with eight examples each, and a fifth of all for tests."""
+    """Deals examples out to clients, eight to each; a fifth of all examples is for tests."""
     order = np.random.default_rng(0).permutation(len(x))
     x, y = x[order], np.eye(int(np.max(labels)) + 1)[labels[order]]
     tests = len(x) // 5
@@ -64,7 +65,7 @@ def _digits() -> Data:
 
 
 def _trees() -> Data:
-    """Made-up measurements, of very different sizes, with one class of seven for each."""
+    """Returns made-up measurements with features of very different sizes, in seven classes."""
     x, labels = sklearn.datasets.make_classification(
         6000, 30, n_informative=12, n_classes=7, class_sep=1.5, random_state=0
     )
@@ -83,7 +84,7 @@ def _documented() -> Iterator[str]:
 
 
 def _letters() -> Data:
-    """The next letter from the two before, of a client for each function of NumPy and SciPy."""
+    """Returns data for predicting the next letter; clients are NumPy's and SciPy's docstrings."""
     texts = sorted(set(_documented()))
     codes = np.array(
         [[" abcdefghijklmnopqrstuvwxyz".index(each) for each in text] for text in texts]
@@ -99,7 +100,7 @@ DATA: dict[str, Callable[[], Data]] = {"digits": _digits, "made up": _trees, "le
 
 
 def updates(model: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Returns (clients, d, c) updates: a few steps of gradient descent of each client."""
+    """Returns the clients' updates, (clients, d, c), each from a few steps of gradient descent."""
     local = np.broadcast_to(model, (len(x), *model.shape)).copy()
     for _ in range(_STEPS):
         slope = scipy.special.softmax(x @ local, axis=2) - y
@@ -112,7 +113,7 @@ def _norms(of_clients: np.ndarray) -> np.ndarray:
 
 
 def _cohort(data: Data, number: int, seed: int) -> np.ndarray:
-    """The clients of a round, in an order in which each returns after all others."""
+    """Returns the cohort of a round; in this order, a client returns after all others took part."""
     order = np.random.default_rng(seed).permutation(len(data.x))
     start = number * _CLIENTS % (len(order) - len(order) % _CLIENTS)
     return np.asarray(order[start : start + _CLIENTS])
@@ -123,7 +124,7 @@ def _zeros(data: Data) -> np.ndarray:
 
 
 def mechanism(data: Data, momentum: float | None, rounds: int = _ROUNDS) -> mfa.Mechanism:
-    """Returns the mechanism for prefix sums (0), for momentum, or of independent noise (None)."""
+    """Returns the mechanism of a run, optimised for momentum; None means independent noise."""
     timers = mfa.participation.MinSeparation(max(_SEPARATION, len(data.x) // _CLIENTS))
     made: mfa.factorizations.Factorization = mfa.factorizations.identity(rounds)
     if momentum is not None:
@@ -139,7 +140,7 @@ def mechanism(data: Data, momentum: float | None, rounds: int = _ROUNDS) -> mfa.
 def accuracy(
     data: Data, run: mfa.Mechanism, optimizer: str, norm: float, rate: float, seed: int
 ) -> float:
-    """Returns the accuracy on test data, in percent, of the last model of a run."""
+    """Trains a model in a run, and returns its test accuracy in percent."""
     model = _zeros(data)
     noise = run.factorization.noise_rows(
         np.random.default_rng(seed).standard_normal((run.num_rounds, model.size))
@@ -167,7 +168,7 @@ def accuracy(
 
 
 def best(data: Data, run: mfa.Mechanism, optimizer: str, norm: float, seeds: int) -> Any:
-    """Returns the best rate by a tuning seed, and the accuracies of other seeds with it."""
+    """Returns the best server rate, tuned with one seed, and its accuracies with other seeds."""
     unit = 0.01 if optimizer == "Adam" else 1.0
     tried = [unit * rate for rate in _RATES]
     rates = {rate: accuracy(data, run, optimizer, norm, rate, 1000) for rate in tried}
@@ -182,7 +183,7 @@ def _interval(found: Any) -> str:
 
 
 def searched(data: Data, start: float, seed: int) -> tuple[float, float, mfa.Mechanism]:
-    """Returns what a search finds, the median of all norms, and the mechanism of its run."""
+    """Searches for a clip norm; returns it, the exact median and the run's mechanism."""
     whole = mechanism(data, 0.0)
     noise = clip_search.noise_of_run(whole.noise_multiplier)
     run = mfa.Mechanism(whole.factorization, whole.participation, noise)
@@ -202,7 +203,7 @@ def searched(data: Data, start: float, seed: int) -> tuple[float, float, mfa.Mec
 
 
 def rate_searched(data: Data, whole: mfa.Mechanism, norm: float, seed: int) -> tuple[float, Any]:
-    """Returns the rate that a search finds for runs with momentum, and the mechanism of its run."""
+    """Runs a private search for the server rate; returns the rate and the mechanism of the run."""
     noise = clip_search.noise_of_run(whole.noise_multiplier, rate_search.SHARE)
     run = mfa.Mechanism(whole.factorization, whole.participation, noise)
 
@@ -258,7 +259,7 @@ def define_flags(values: flags.FlagValues) -> None:
 
 
 def main(values: flags.FlagValues) -> None:
-    """Searches, trains and prints both tables."""
+    """Runs the searches and the trainings, and prints their tables."""
     rows: list[tuple[str, str, str]] = []
     for name in values.only:
         data = DATA[name]()

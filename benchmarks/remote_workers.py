@@ -1,4 +1,4 @@
-r"""Seconds per round in one process, and with one and two TFF workers.
+r"""Measures the seconds per round in one process, and with one and two TFF workers.
 
   python benchmarks/remote_workers.py --clients=40
   python benchmarks/remote_workers.py --workers=10.0.0.5:8000,10.0.0.6:8000
@@ -43,7 +43,7 @@ def define_flags(values: flags.FlagValues) -> None:
 
 
 def main(values: flags.FlagValues) -> None:
-    """Times rounds and prints a table."""
+    """Times rounds in all ways and prints a table."""
     command_line.check_choice(values.rounds >= 2, "--rounds must be at least 2.")
     processes.prepare_environment()
     given = worker_addresses.parse(values.workers) if values.workers else None
@@ -55,7 +55,7 @@ def main(values: flags.FlagValues) -> None:
 
 @contextlib.contextmanager
 def _started() -> Iterator[tuple[str, ...]]:
-    """Two workers on this machine, for as long as they are needed."""
+    """Starts two workers on this machine, and ends them when they are not needed any more."""
     processes = [
         subprocess.Popen([sys.executable, "-m", "simulations.start_worker", f"--port={port}"])
         for port in _PORTS
@@ -93,7 +93,7 @@ def _measured(values: flags.FlagValues, addresses: tuple[str, ...]) -> dict[str,
             for number in sorted({1, len(addresses)})
         },
     }
-    # The same noise makes the models at the end comparable.
+    # All ways have the same noise, so that their final models can be compared.
     with tempfile.TemporaryDirectory() as directory, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         process = tff.learning.algorithms.build_unweighted_fed_avg(
@@ -111,7 +111,7 @@ def _measured(values: flags.FlagValues, addresses: tuple[str, ...]) -> dict[str,
             ),
             loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR,
         )
-        # One start: the initial weights are random.
+        # All ways begin with the same state, because initial weights are random.
         start = process.initialize()
         states = dict.fromkeys(contexts, start)
         seconds: dict[str, list[float]] = {way: [] for way in contexts}

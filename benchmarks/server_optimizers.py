@@ -1,4 +1,4 @@
-r"""Server optimizers and ways to clip, against momentum SGD, under correlated noise.
+r"""Compares server optimizers and ways to clip with momentum SGD, under correlated noise.
 
   python benchmarks/server_optimizers.py --output=docstrings.jsonl
   python benchmarks/server_optimizers.py --dataset=shakespeare --clients_per_round=50 \
@@ -36,7 +36,8 @@ from simulations.runs.run_plan import Schedule
 from stackoverflow_nwp import datasets, token_arrays
 
 _EMBEDDING, _UNITS, _WORDS, _LENGTH, _BATCH = 16, 32, 1000, 12, 16
-_VOCABULARY = _WORDS + 4  # padding, unknown, beginning and end of a sentence
+# the tokens for padding, unknown words, the beginning and the end of a sentence
+_VOCABULARY = _WORDS + 4
 _SHAPES: Mapping[str, tuple[int, ...]] = {
     "embedding": (_VOCABULARY, _EMBEDDING),
     "lstm_input": (_EMBEDDING, 4 * _UNITS),
@@ -49,20 +50,21 @@ _SHAPES: Mapping[str, tuple[int, ...]] = {
 }
 _SIZES = [math.prod(shape) for shape in _SHAPES.values()]
 _PARAMETERS = sum(_SIZES)
-# The quick start's clip norm and client learning rate.
+# The clip norm and the clients' learning rate, which are those of the quick start.
 _CLIP, _CLIENT_RATE = 1.2, 2.0
-# Weight of second moments in the vector that is clipped jointly with the update.
+# The weight of second moments, in the joint vector of an update and its squares that is clipped.
 _SECOND_MOMENT_WEIGHT = 16.0
 _TUNING_SEED = 1000
-# Rates of the velocity's steady state: the server's learning rate over 1 - momentum.
+# Learning rates to try, each as the server's learning rate over 1 - momentum.
 _RATES = (2.5, 5.0, 10.0)
 
 _SUBTRACTED = "Adam less noise"
 _RELEASED = "released second moments"
 _SCALED = "scale then privatize"
 
-# Hyperparameters that are tuned besides the learning rate, and their values, by method. Those of
-# adaptive optimizers are the epsilon (or floor) of the denominator, in units of the noise.
+# For each method, the hyperparameter that is tuned in addition to the learning rate, and its
+# values. For adaptive optimizers it is the epsilon (or floor) of the denominator, in units of the
+# noise.
 METHODS: Mapping[str, tuple[str, tuple[float, float]]] = {
     "momentum SGD": ("momentum", (0.9, 0.8)),
     "Adam": ("epsilon", (1.0, 0.1)),
@@ -90,7 +92,7 @@ def joint_clip_factor(update: Any, weight: float) -> Any:
       weight: At least 0.
     """
     second, fourth = jnp.sum(update**2), weight * jnp.sum(update**4)
-    # The root of fourth f^4 + second f^2 = 1, in the form without cancellation.
+    # The positive root f^2 of fourth f^4 + second f^2 = 1, in the form without cancellation.
     square = 2.0 / (second + jnp.sqrt(second**2 + 4.0 * fourth))
     return jnp.sqrt(jnp.minimum(1.0, square))
 
@@ -104,7 +106,7 @@ def _tensors(vector: Any) -> dict[str, Any]:
 
 
 def _initial_weights(seed: int) -> np.ndarray:
-    """As Keras draws them: uniform embeddings, Glorot's matrices, a forget bias of 1."""
+    """Draws initial weights as Keras does: uniform embeddings, Glorot's matrices, forget bias 1."""
     generator = np.random.default_rng(seed)
     tensors = []
     for name, shape in _SHAPES.items():
@@ -155,7 +157,7 @@ def _client_update(vector: Any, sentences: Any) -> Any:
 
 @jax.jit
 def _accuracy(vector: Any, sentences: Any) -> Any:
-    """The share of words that are predicted, without unknown words and ends of sentences."""
+    """Returns the share of known words that are predicted, without ends of sentences."""
     targets = sentences[:, 1:]
     words = (targets >= 1) & (targets <= _WORDS)
     hits = jnp.argmax(_logits(vector, sentences), -1) == targets
@@ -163,14 +165,15 @@ def _accuracy(vector: Any, sentences: Any) -> Any:
 
 
 def _clipped(method: str, update: Any, other: Any) -> Any:
-    """An update in units of the clip norm: of an L2 norm of at most 1, by any method."""
+    """Returns a client's update clipped by a method, in clip norms: its L2 norm is at most 1."""
     update = update / _CLIP
     if method == _RELEASED:
         return update * joint_clip_factor(update, _SECOND_MOMENT_WEIGHT)
     if method == "normalized updates":
         return update / (jnp.linalg.norm(update) + other)
     if method == "per-layer clipping":
-        # Squared clip norms of the layers, of sum 1: equal, or as powers of their sizes.
+        # The layers' squared clip norms have the sum 1, and are equal or proportional to powers of
+        # layers' sizes.
         squares = jnp.asarray(_SIZES, jnp.float32) ** other
         squares /= jnp.sum(squares)
         layers = list(_tensors(update).values())
@@ -241,7 +244,7 @@ def train(method: str, start: Any, rounds: Any, unit: Any, rate: Any, other: Any
             denominator = jnp.sqrt(second / (1.0 - 0.99 ** (number + 1.0))) + epsilon
             usual = noise + epsilon
         if method == _RELEASED:
-            # Before momentum, as an aggregator can do it.
+            # Scale the mean before momentum, as an aggregator can do it.
             mean = mean * usual / denominator
             denominator, usual = jnp.ones_like(model), 1.0
         first = momentum * first + (1.0 - momentum) * mean
@@ -249,20 +252,21 @@ def train(method: str, start: Any, rounds: Any, unit: Any, rate: Any, other: Any
         return (model + rate * given["schedule"] * step, first, second), None
 
     zeros = jnp.zeros_like(start)
-    # Yogi's first steps divide by its first moment, which would be zero.
+    # Yogi starts with the noise's variance as second moment: its first steps would divide by zero
+    # otherwise.
     second = jnp.full_like(start, noise**2 if method == "Yogi" else 0.0)
     return jax.lax.scan(one_round, (start, zeros, second), rounds)[0][0]
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """The setting of all runs on a text.
+    """Setting that all runs on a text share: data, cohort size, matrix and noise.
 
     Attributes:
       tokens: By split, the sentences of each client.
       clients: How many clients are trained in a round.
       sentences: The most sentences of a client in a round.
-      factorization: The mechanism's, which has the rounds and the separation.
+      factorization: The mechanism's factorization, which has the rounds and the separation.
       unit: Standard deviation of the noise of a mean for a row of C^-1 of norm 1, at clip norm 1.
     """
 
@@ -274,7 +278,7 @@ class Setting:
     unit: float
 
     def rounds(self, seed: int) -> dict[str, Any]:
-        """Returns the inputs of :func:`train`, for a seed."""
+        """Returns the inputs of :func:`train` for a run with this seed."""
         generator = np.random.default_rng(seed)
         clients, num_rounds = self.tokens["train"], self.factorization.num_rounds
         groups = np.array_split(generator.permutation(len(clients)), self.separation)
@@ -330,7 +334,7 @@ def setting(values: flags.FlagValues) -> Setting:
 
 
 class Trials:
-    """Runs, of which each is made once and kept in a file of JSON lines."""
+    """Trains and evaluates runs; each run is made once and its result kept in a JSON-lines file."""
 
     def __init__(self, path: pathlib.Path, setting_of_runs: Setting) -> None:
         self._path, self._setting = path, setting_of_runs
@@ -376,7 +380,7 @@ class Trials:
             return self.accuracy("heldout", method, _TUNING_SEED, *pair)
 
         best = max(_RATES, key=lambda rate: heldout((rate, others[0])))
-        # One more trial where the best is at an end of the rates.
+        # If the best rate is the smallest or the largest, try one more beyond it.
         beyond = {_RATES[0]: _RATES[0] / 2.0, _RATES[-1]: _RATES[-1] * 2.0}
         if best in beyond:
             best = max(best, beyond[best], key=lambda rate: heldout((rate, others[0])))

@@ -1,4 +1,4 @@
-r"""How near the library is to what its machine can do: the table of docs/production.md.
+r"""Compares the library's speed with limits of the machine; makes the table in docs/production.md.
 
   python benchmarks/speed.py
   python benchmarks/speed.py --only=certificate,ledger
@@ -61,7 +61,7 @@ def define_flags(values: flags.FlagValues) -> None:
 
 
 def main(values: flags.FlagValues) -> None:
-    """Measures, and prints a table."""
+    """Measures the works and their limits, and prints a table."""
     if values.whole_round:
         _print_whole_round(values)
         return
@@ -104,7 +104,7 @@ def main(values: flags.FlagValues) -> None:
 
 
 def _line(row: dict[str, Any]) -> str:
-    """The times of a work, and how often the limits fit into them."""
+    """Returns a line of the table: a work's times, and how many times its limits they are."""
     found = [f"NumPy {_shown(row['numpy'])}"]
     if "compiled" in row:
         found += [f"compiled {_shown(row['compiled'])}", f"limit {1e3 * row['memory']:.1f} ms"]
@@ -126,7 +126,7 @@ def _shown(found: dict[str, float] | str) -> str:
 def _median(
     values: flags.FlagValues, work: Callable[[], Any], repeats: int = 0
 ) -> dict[str, float]:
-    """Medians of seconds of processors and of the clock; the first of several runs is apart."""
+    """Returns medians of a work's processor and clock seconds, after a warm-up."""
     if repeats != 1:
         work()
     found = []
@@ -140,7 +140,7 @@ def _median(
 
 
 def _with(values: flags.FlagValues, work: Callable[..., Any], repeats: int, fast: bool) -> Any:
-    """The times of a work, with or without the compiled functions."""
+    """Times a work, with or without the compiled functions."""
     os.environ["NUMBA_DISABLE_JIT"] = "0" if fast else "1"
     fast_tiles.load.cache_clear()
     functions = fast_tiles.load()
@@ -153,10 +153,10 @@ def _with(values: flags.FlagValues, work: Callable[..., Any], repeats: int, fast
 def _works(
     values: flags.FlagValues, stack: contextlib.ExitStack
 ) -> Iterator[tuple[str, Callable[..., Any], int, int, int]]:
-    """Yields works, with the entries that they go over and the bytes of each that they move.
+    """Yields works to measure, with how many entries each goes over and bytes moved per entry.
 
-    A work takes an engine. It has no entries where nothing is compiled. The last number is how
-    often it is timed, if that is not as the flags say.
+    A work takes an engine. The number of entries is 0 if the work has no compiled functions. The
+    last number is how often the work is timed, if that differs from the flags.
     """
     size, few = values.num_parameters, values.num_parameters_of_mechanisms
     update = np.random.default_rng().standard_normal(size, np.float32)
@@ -208,7 +208,7 @@ def _works(
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             options = {"noise_storage": "disk", "noise_directory": folder}
             work = release("banded 64", on_disk, **options)
-            # All rows of a block.
+            # It is timed 64 times, for all rows of a block.
             yield f"release of {on_disk} parameters, banded 64 on disk", work, on_disk, 24, 64
         elif kind == "ledger":
             path = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory())) / "ledger.csv"
@@ -253,13 +253,14 @@ def _rounds_of_tff() -> str:
 
 
 def _print_whole_round(values: flags.FlagValues) -> None:
-    """Runs a round of all clients and prints its time, memory and the machine's load."""
+    """Runs one round of all clients; prints its time, its memory and the machine's load."""
     size, clients, generator = (
         values.num_parameters,
         values.clients_per_round,
         np.random.default_rng(),
     )
-    # One update is in memory at a time; a few arrays stand for those that arrive.
+    # Only one update is in memory at a time; three arrays in turn stand for the updates that
+    # arrive.
     arriving = [generator.standard_normal(size, np.float32) for _ in range(3)]
     mechanism = mfa.Mechanism(
         mfa.factorizations.blt(_ROUNDS, 4), mfa.participation.SingleParticipation(), 1.0
@@ -290,7 +291,7 @@ def _print_whole_round(values: flags.FlagValues) -> None:
 
 
 def _rounds(mechanism: str, update: Any, **options: Any) -> Callable[[], None]:
-    """Returns what runs a round without clients after those that it ran before."""
+    """Returns a function that runs the next round of a run, each without clients."""
     factorization = _MECHANISMS[mechanism](_ROUNDS)
     once = mfa.participation.SingleParticipation()
     aggregator = mfa.Aggregator(
@@ -308,7 +309,7 @@ def _rounds(mechanism: str, update: Any, **options: Any) -> Callable[[], None]:
 
     os.environ["NUMBA_DISABLE_JIT"] = "0"
     fast_tiles.load.cache_clear()
-    # The rows of banded noise follow from those of 63 rounds.
+    # Run 64 rounds first for bands: a row of banded noise depends on the 63 rows before it.
     for _ in range(64 if mechanism.startswith("banded") else 1):
         work()
     return work

@@ -1,4 +1,4 @@
-r"""A file in the format of TFF's StackOverflow data, of its size: what a full run reads.
+r"""Writes a file like TFF's StackOverflow data, in the same format and of the same size.
 
   python benchmarks/stackoverflow_file.py --output=full.sqlite
   python benchmarks/stackoverflow_file.py --output=small.sqlite --clients=34248 --sentences=1358187
@@ -27,19 +27,19 @@ from mf_aggregators.commands import command_line
 from mf_aggregators.kernel import numbers
 from stackoverflow_nwp import datasets, federated_text
 
-# Clients and sentences of each split, by the documentation of TFF's loader.
+# The numbers of clients and sentences in each split, by the documentation of TFF's loader.
 PUBLISHED = {
     federated_text.TRAIN: (342_477, 135_818_730),
     federated_text.HELDOUT: (38_758, 16_491_230),
     federated_text.TEST: (204_088, 16_586_035),
 }
-# The papers' vocabulary.
+# The number of different words, which is the papers' vocabulary.
 NUM_WORDS = 10_000
-# Words of a sentence beyond the first.
+# The mean number of words in a sentence after the first word.
 _MEAN_FURTHER_WORDS = 11.0
-# The standard deviation of the logarithm of a client's number of sentences.
+# The standard deviation, over clients, of the logarithm of the number of sentences.
 _SKEW = 1.2
-# Fields other than the tokens, of the size that they have in TFF's data.
+# The other fields of an example, with lengths as in TFF's data.
 _OTHER_FIELDS: dict[str, Any] = {
     "creation_date": "2013-07-05 12:41:20.41 UTC",
     "tags": "python|machine-learning|privacy",
@@ -59,7 +59,7 @@ def define_flags(values: flags.FlagValues) -> None:
 
 
 def main(values: flags.FlagValues) -> None:
-    """Writes the file and its word counts."""
+    """Writes the data set and its file of word counts."""
     command_line.check_choice(bool(values.output), "--output is needed: the file to write.")
     numbers.positive_integer(values.clients, "--clients")
     numbers.integer_at_least(values.sentences, values.clients, "--sentences")
@@ -85,7 +85,7 @@ def main(values: flags.FlagValues) -> None:
 
 
 def words() -> list[str]:
-    """Returns the words, the most frequent first: short ones of letters, all different."""
+    """Returns distinct made-up words, the most frequent first; frequent words are short."""
     letters = "etaoinshrdlucmfwypvbgkjqxz"
     found = list(letters)
     for prefix in found:
@@ -96,18 +96,18 @@ def words() -> list[str]:
 
 
 def sizes(clients: int, sentences: int, generator: np.random.Generator) -> np.ndarray:
-    """Returns (clients,) int64: log-normal numbers of sentences, at least 1, with this sum."""
+    """Draws clients' log-normal numbers of sentences, (clients,) int64, with a given sum."""
     weights = generator.lognormal(sigma=_SKEW, size=clients)
     exact = (sentences - clients) * weights / weights.sum()
     found = np.floor(exact).astype(np.int64)
-    # The largest remainders are rounded up, so that the sum is exact.
+    # Round up the numbers with the largest remainders, so that the sum is exact.
     left = sentences - clients - int(found.sum())
     found[np.argsort(found - exact)[:left]] += 1
     return found + 1
 
 
 def serialize(tokens: bytes, before: bytes, after: bytes) -> bytes:
-    """Returns an example like ``federated_text.serialize``, from the fields around the tokens."""
+    """Returns a serialized example, made of encoded tokens and the encoded fields around them."""
     text = b"\n" + _varint(len(tokens)) + tokens
     feature = b"\n" + _varint(len(text)) + text
     entry = b"\n\x06tokens\x12" + _varint(len(feature)) + feature
@@ -116,7 +116,7 @@ def serialize(tokens: bytes, before: bytes, after: bytes) -> bytes:
 
 
 def around_tokens() -> tuple[bytes, bytes]:
-    """Returns the encoded fields before the tokens of an example, and those after them."""
+    """Returns the encoded fields of an example that stand before its tokens, and those after."""
     example = federated_text.Example("client", federated_text.TRAIN, "", **_OTHER_FIELDS)
     encoded = federated_text.serialize(example)
     features = encoded[_length_and_start(encoded)[1] :]
@@ -130,7 +130,7 @@ def around_tokens() -> tuple[bytes, bytes]:
 
 
 def _length_and_start(field: bytes) -> tuple[int, int]:
-    """The length of a field's contents, and where they begin."""
+    """Decodes the length of an encoded field's contents, and the place where these begin."""
     length, start = 0, 1
     while field[start] >= 128:
         length |= (field[start] & 127) << 7 * (start - 1)
@@ -147,7 +147,7 @@ def _varint(number: int) -> bytes:
 def _rows(
     clients: int, sentences: int, generator: np.random.Generator, counts: np.ndarray
 ) -> Iterator[tuple[str, str, bytes]]:
-    """Yields all rows, and counts the training clients that use each word."""
+    """Yields all rows of the data set, and counts the training clients that use each word."""
     vocabulary = np.array([word.encode() for word in words()], dtype=object)
     shares = 1.0 / np.arange(1, NUM_WORDS + 1)
     shares = np.cumsum(shares / shares.sum())
@@ -158,7 +158,7 @@ def _rows(
         number = max(1, round(clients * split_clients / all_clients))
         total = max(number, round(sentences * split_sentences / all_sentences))
         for client, size in enumerate(sizes(number, total, generator).tolist()):
-            # A user's number says whether it is held out.
+            # Clients' numbers that are multiples of ten are held out; all others train and test.
             name = client * 10 if split == federated_text.HELDOUT else client // 9 * 10
             name += 0 if split == federated_text.HELDOUT else client % 9 + 1
             lengths = 1 + generator.poisson(_MEAN_FURTHER_WORDS, size)
@@ -175,7 +175,7 @@ def _rows(
 
 
 def _write_word_counts(path: pathlib.Path, counts: np.ndarray) -> None:
-    """Writes the counts of words where their reader looks for them."""
+    """Writes the file of word counts to the place where run-stackoverflow looks for it."""
     found = zip(words(), counts.tolist(), strict=True)
     by_count = sorted(((word, count) for word, count in found if count), key=lambda each: -each[1])
     datasets.load_word_counts(federated_text.Contents.of(path), lambda: dict(by_count))

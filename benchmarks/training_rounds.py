@@ -1,4 +1,4 @@
-r"""Seconds per round at the papers' model size, against TFF's own loop without privacy.
+r"""Measures seconds per round at the papers' model size, against TFF without privacy.
 
   python benchmarks/training_rounds.py --clients=20 --rounds=4 --mechanisms=blt
   python benchmarks/training_rounds.py --clients=100 --sentences=1 --mechanisms=blt,passed_state \
@@ -34,8 +34,8 @@ from mf_aggregators.tff import processes
 
 _BASELINE = "no_privacy"
 _BUFFERS = 4
-# Little noise, so that all processes train alike: noise saturates the gates of a model, and its
-# gradients are denormal numbers, which processors are slow with.
+# There is little noise, so that all processes train alike. Large noise saturates the gates of a
+# model; its gradients are then denormal numbers, with which processors are slow.
 _NOISE_MULTIPLIER = 1e-4
 
 
@@ -54,7 +54,7 @@ def define_flags(values: flags.FlagValues) -> None:
 
 
 def main(values: flags.FlagValues) -> None:
-    """Times all processes in turn and prints a table."""
+    """Times rounds of all processes in turn and prints a table."""
     processes.prepare_environment()
     import tensorflow as tf
     import tensorflow_federated as tff
@@ -117,7 +117,7 @@ def main(values: flags.FlagValues) -> None:
             )
         states = {name: process.initialize() for name, process in timed.items()}
         names = list(timed)
-        # (process, turn): seconds, and CPU seconds.
+        # The wall-clock seconds and the CPU seconds, each by process and turn.
         seconds, cpu = np.zeros((2, len(names), values.rounds))
         of_data = np.zeros_like(seconds)
         for turn in range(values.rounds):
@@ -139,7 +139,7 @@ def main(values: flags.FlagValues) -> None:
 
 
 def _passed_state(plain: Any) -> Any:
-    """A mean that passes a state of the size of BLT's, which goes to the worker as that does."""
+    """Returns a mean that passes an unused state on, of the size of BLT noise's state."""
     import tensorflow as tf
     import tensorflow_federated as tff
 
@@ -183,7 +183,7 @@ def _passed_state(plain: Any) -> Any:
 
 
 def _cpu_seconds() -> float:
-    """The CPU time of this process and of those that it has started."""
+    """Returns the CPU time of this process and of all processes that it started."""
     this = psutil.Process()
     times = [process.cpu_times() for process in (this, *this.children(recursive=True))]
     return sum(time.user + time.system for time in times)
