@@ -53,11 +53,12 @@ from scipy.linalg.lapack import dtbtrs, dtrtri
 
 from mf_aggregators.kernel.numbers import FloatArray
 
-# The least rows of a tile of a product, and the tiles across a band.
+# The fewest rows of a tile in a product of banded matrices, and the number of tiles across a band.
 _LEAST_ROWS, _TILES_OF_BAND = 64, 8
-# Smaller blocks would take less arithmetic, but more calls.
+# The fewest rounds of a block: smaller ones would take less arithmetic, but more calls.
 _LEAST_BLOCK = 24
-# Above this length, fast Fourier transforms beat the recursion for reciprocals.
+# The most coefficients for which a reciprocal is computed by recursion; for more, fast Fourier
+# transforms are faster.
 _LONGEST_RECURSION = 4096
 
 
@@ -66,10 +67,10 @@ class BandedMatrix:
     """A square matrix M with M[i, j] = 0 unless -lower <= j - i <= upper.
 
     Attributes:
-      lower: The diagonals below the main one.
-      upper: The diagonals above it.
-      rows: (n, lower + upper + 1) float64 with ``rows[i, t] = M[i, i - lower + t]``, zero where
-        there is no such column.
+      lower: The number of diagonals below the main one.
+      upper: The number of diagonals above the main one.
+      rows: (n, lower + upper + 1) float64 with ``rows[i, t] = M[i, i - lower + t]``, zero where the
+        matrix has no such column.
     """
 
     lower: int
@@ -78,7 +79,7 @@ class BandedMatrix:
 
     @classmethod
     def lower_triangular(cls, bands: FloatArray) -> "BandedMatrix":
-        """Returns the lower-triangular matrix of its bands.
+        """Returns the lower-triangular matrix with given bands.
 
         Args:
           bands: (n, b) with ``bands[i, t] = M[i, i - t]``, zero where i < t.
@@ -87,7 +88,7 @@ class BandedMatrix:
 
     @classmethod
     def symmetric(cls, bands: FloatArray) -> "BandedMatrix":
-        """Returns the symmetric matrix of its bands on and below the diagonal.
+        """Returns the symmetric matrix with given bands on and below the diagonal.
 
         Args:
           bands: As for :meth:`lower_triangular`.
@@ -100,15 +101,15 @@ class BandedMatrix:
 
     @property
     def diagonal(self) -> FloatArray:
-        """(n,): the main diagonal, a view."""
+        """The main diagonal, (n,): a view that can be written to."""
         return self.rows[:, self.lower]
 
     def transposed(self) -> "BandedMatrix":
-        """Returns M^T."""
+        """Returns the transposed matrix M^T."""
         num_rounds, width = self.rows.shape
         rows = np.zeros_like(self.rows)
         for t in range(width):
-            # M[i, i + offset] is M^T[i + offset, i].
+            # The entry M[i, i + offset] is M^T[i + offset, i].
             offset = t - self.lower
             below, above = max(offset, 0), max(-offset, 0)
             count = max(num_rounds - abs(offset), 0)
@@ -119,12 +120,12 @@ class BandedMatrix:
         """Returns the product with another banded matrix.
 
         Args:
-          other: Of the same size.
+          other: A banded matrix of the same size.
         """
         num_rounds, width = self.rows.shape
         lower, upper = self.lower + other.lower, self.upper + other.upper
         rows = np.empty((num_rounds, lower + upper + 1))
-        # Small tiles hold few zeros from outside of the bands, large ones take fewer calls.
+        # Small tiles have few zeros from outside of the bands, and large tiles take fewer calls.
         size = max(_LEAST_ROWS, min(width, other.rows.shape[1]) // _TILES_OF_BAND)
         for start in range(0, num_rounds, size):
             count = min(size, num_rounds - start)
@@ -138,19 +139,22 @@ class BandedMatrix:
         return BandedMatrix(lower, upper, rows)
 
     def narrowed(self, lower: int, upper: int) -> "BandedMatrix":
-        """Returns the matrix without its outer diagonals.
+        """Returns the matrix with its outermost diagonals removed.
 
         Args:
-          lower: How many stay below the main diagonal, at most those that there are.
-          upper: How many stay above it.
+          lower: The number of diagonals below the main one that stay, at most all.
+          upper: The number of diagonals above the main one that stay.
         """
         first = self.lower - lower
         return BandedMatrix(lower, upper, self.rows[:, first : first + lower + upper + 1].copy())
 
     def dense_rows(self, start: int, stop: int) -> FloatArray:
-        """Returns rows ``start`` to ``stop - 1`` with columns start - lower to stop - 1 + upper.
+        """Returns rows ``start`` to ``stop - 1`` as a dense array, with all columns of their bands.
+
+        The columns are start - lower to stop - 1 + upper.
 
         Args:
+          start: The first row; rows and columns outside of the matrix are zero.
           start: The first row; rows and columns outside of the matrix are zero.
           stop: The row after the last.
         """
@@ -163,22 +167,22 @@ class BandedMatrix:
         return dense
 
     def squared_norm(self) -> float:
-        """Returns the sum of the squares of all entries."""
+        """Returns the sum of the squares of all entries of the matrix."""
         return float(np.vdot(self.rows, self.rows))
 
     def largest_row_sum(self) -> float:
-        """Returns the largest sum of magnitudes of a row: the operator norm for maxima."""
+        """Returns the largest sum of magnitudes of a row: the operator norm for maximum norms."""
         return float(np.max(np.sum(np.abs(self.rows), axis=1)))
 
 
 def _diagonals(dense: FloatArray, count: int, width: int) -> FloatArray:
-    """A view of ``width`` entries of each row, one column further right in each."""
+    """Returns a view of ``width`` entries of each row, one column further right in each row."""
     of_row, of_column = dense.strides
     return as_strided(dense, shape=(count, width), strides=(of_row + of_column, of_column))
 
 
 def square_root_bands(num_rounds: int, num_bands: int) -> FloatArray:
-    """Returns the bands of the Toeplitz square root of the prefix sum.
+    """Returns the bands of the prefix sum's Toeplitz square root.
 
     Args:
       num_rounds: n.
@@ -189,7 +193,7 @@ def square_root_bands(num_rounds: int, num_bands: int) -> FloatArray:
 
 
 def solved(bands: FloatArray, right: FloatArray, transposed: bool = False) -> FloatArray:
-    """Solves M x = y, or M^T x = y, for the lower-triangular M of some bands.
+    """Solves M x = y or M^T x = y for a lower-triangular matrix M with given bands.
 
     Args:
       bands: (n, b) with ``bands[i, t] = M[i, i - t]``.
@@ -205,13 +209,13 @@ def solved(bands: FloatArray, right: FloatArray, transposed: bool = False) -> Fl
 
 
 def by_columns(bands: FloatArray) -> FloatArray:
-    """Returns LAPACK's form of bands, which has the entries of a diagonal by their columns.
+    """Returns bands in LAPACK's form, in which the entries of a diagonal are sorted by columns.
 
     Args:
       bands: (n, b) with ``bands[i, t] = M[i, i - t]``.
 
     Returns:
-      (b, n) with M[j + t, j] in row t and column j, zero where there is no such row.
+      (b, n) with M[j + t, j] in row t and column j, zero where the matrix has no such row.
     """
     below = np.zeros(bands.shape[::-1])
     for t in range(len(below)):
@@ -220,10 +224,10 @@ def by_columns(bands: FloatArray) -> FloatArray:
 
 
 def column_sums(bands: FloatArray) -> FloatArray:
-    """Returns the (n,) sums over the rows of a matrix, for each column.
+    """Returns the (n,) column sums of a lower-triangular matrix with given bands.
 
     Args:
-      bands: (n, b) of the matrix.
+      bands: (n, b) bands of the matrix.
     """
     num_rounds, num_bands = bands.shape
     sums = np.zeros(num_rounds)
@@ -233,7 +237,7 @@ def column_sums(bands: FloatArray) -> FloatArray:
 
 
 def spread_columns(values: FloatArray, num_bands: int) -> FloatArray:
-    """Returns the bands of the matrix with ``values[j]`` in column j, within the band.
+    """Returns the bands of a matrix that has ``values[j]`` in all entries of column j's band.
 
     Args:
       values: (n,).
@@ -245,13 +249,13 @@ def spread_columns(values: FloatArray, num_bands: int) -> FloatArray:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Block:
-    """A block of the workload, applied to the noise.
+    """A block of rounds of a workload, as the matrices that it applies to the noise.
 
     Attributes:
-      own: (s, s) P; zero in rows past the last round.
+      own: (s, s) P; zero in rows after the last round.
       carried: (s, r) R.
-      next_own: (r, s) what e of this block is of y.
-      next_carried: (r, r) what it is of e of the block before.
+      next_own: (r, s) the linear map from y of this block to e of this block.
+      next_carried: (r, r) the linear map from e of the block before to e of this block.
     """
 
     own: FloatArray
@@ -261,11 +265,11 @@ class _Block:
 
     @functools.cached_property
     def squares(self) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """P^T P, P^T R and R^T R."""
+        """The products P^T P, P^T R and R^T R of the block's matrices."""
         return self.weighted_squares(np.ones(len(self.own)))
 
     def weighted_squares(self, weights: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Returns P^T W P, P^T W R and R^T W R.
+        """Returns the weighted products P^T W P, P^T W R and R^T W R of the block's matrices.
 
         Args:
           weights: (s,) the diagonal of W.
@@ -276,13 +280,14 @@ class _Block:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class WorkloadBlocks:
-    """A workload in blocks of rounds.
+    """A workload that is divided into blocks of rounds, with the matrices of each block.
 
     Attributes:
       num_rounds: The number of rounds n.
-      size: The rounds s of a block; the last may have fewer.
-      num_carried: The entries r of a that a block passes to the next.
-      blocks: Each block; equal ones are the same object.
+      size: The number of rounds s of a block; the last block may have fewer.
+      num_carried: The number r of combinations of entries of a that a block passes to the next
+        block.
+      blocks: The blocks; equal blocks are the same object.
     """
 
     num_rounds: int
@@ -295,13 +300,13 @@ class WorkloadBlocks:
         cls, inverse_bands: FloatArray, num_bands: int, weights: FloatArray | None = None
     ) -> "WorkloadBlocks":
         """Returns the blocks of a workload with a banded inverse.
-
+Returns a workload in blocks, from the bands of its inverse.
         Args:
           inverse_bands: (n, w) of A^-1, ``inverse_bands[i, t] = A^-1[i, i - t]``; the diagonal has
             no zero.
           num_bands: The bands b of strategy matrices.
-          weights: (n,) w if the workload is diag(w)^1/2 times another, whose rows change less from
-            one to the next; None for ones.
+          weights: (n,) w if the workload is diag(w)^1/2 times another workload with rows that
+            change less from one to the next; None for ones.
         """
         num_rounds, width = inverse_bands.shape
         roots = np.ones(num_rounds) if weights is None else np.sqrt(weights)
@@ -310,13 +315,13 @@ class WorkloadBlocks:
         count = -(-num_rounds // size)
         matrices = _blocks_of(inverse_bands, size)
         differences = _differences(carried)
-        # With entries in the other order it is its own inverse.
+        # With its entries in reverse order, the matrix of differences is its own inverse.
         undone = differences[:, ::-1][::-1]
         known: dict[bytes, _Block] = {}
         blocks = []
         for k in range(count):
             rounds = min(size, num_rounds - k * size)
-            # The rounds that e is of, before and in this block, count too.
+            # The key covers the rounds that e depends on, before this block and in it.
             first, last = max(k * size - carried, 0), k * size + rounds
             key = inverse_bands[first:last].tobytes() + roots[first:last].tobytes()
             if k == 0 or key not in known:
@@ -326,7 +331,8 @@ class WorkloadBlocks:
                 if k:
                     reach = (reach * roots[first : k * size]) @ undone
                 carried_in = -own @ reach
-                # The last block, which has no next one, may have fewer rounds than e.
+                # The last block has no next one, so it passes nothing on; it may have fewer rounds
+                # than e.
                 to_next = np.zeros((carried, size))
                 if k + 1 < count:
                     to_next[:, size - carried :] = differences / roots[last - carried : last]
@@ -336,7 +342,7 @@ class WorkloadBlocks:
 
     @classmethod
     def of_matrix(cls, workload: FloatArray) -> "WorkloadBlocks":
-        """Returns any workload as one block.
+        """Returns any workload as one single block.
 
         Args:
           workload: A, an (n, n) lower-triangular array.
@@ -346,10 +352,12 @@ class WorkloadBlocks:
         return cls(num_rounds, num_rounds, 0, (_Block(workload, none, none.T, none[:0]),))
 
     def largest_condition(self, inverse_bands: FloatArray) -> float:
-        """Returns at least the largest condition number of a diagonal block of A, for maxima.
+        """Returns an upper bound on the largest condition number of a diagonal block of A.
+
+        The condition number is that for the maximum norm.
 
         Args:
-          inverse_bands: What the blocks were made of.
+          inverse_bands: The bands from which the blocks were made.
         """
         sums = np.sum(np.abs(inverse_bands), axis=1)
         found = 0.0
@@ -360,14 +368,14 @@ class WorkloadBlocks:
 
 
 class BandedCovariances:
-    """The covariances of the noise of a banded strategy matrix, and errors and slopes from them.
+    """The covariances of a banded strategy matrix's noise, and the errors and slopes from them.
 
     Attributes:
-      squared_error: ||A C^-1||_F^2; infinite or NaN where it is beyond floats.
+      squared_error: The squared error ||A C^-1||_F^2; infinite or NaN if it is beyond floats.
     """
 
     def __init__(self, bands: FloatArray, workload: WorkloadBlocks) -> None:
-        """Computes the covariances.
+        """Computes the covariances block by block, from the first block to the last.
 
         Args:
           bands: (n, b) of C, ``bands[i, t] = C[i, i - t]``, zero where i < t, with a diagonal
@@ -386,9 +394,10 @@ class BandedCovariances:
         self._block_norms = np.max(np.sum(np.abs(matrices[:, :, size:]), axis=2), axis=1)
         self._transitions = inverses @ matrices[:, :, :size]
         self._noise = inverses @ inverses.transpose(0, 2, 1)
-        # V_k Cov(y_(k-1)), and minus that is Cov(y_k, y_(k-1)).
+        # This is V_k Cov(y_(k-1)); its negative is Cov(y_k, y_(k-1)).
         self._moved = np.zeros_like(inverses)
-        # The covariances of e_(k-1) with y_k, with itself, and, for slopes, with y_(k-1).
+        # The three arrays are covariances of e_(k-1): with y_k, with itself, and with y_(k-1),
+        # which slopes need.
         self._with_carried = np.zeros((count, size, carried))
         self._carried = np.zeros((count, carried, carried))
         self._before = np.zeros((count, size, carried))
@@ -408,7 +417,7 @@ class BandedCovariances:
         self.squared_error = error
 
     def _carry(self, k: int, before: _Block) -> None:
-        """Computes the covariances of e_(k-1) from those of block k - 1."""
+        """Computes the covariances of e_(k-1) from the covariances of block k - 1."""
         carried = self._workload.num_carried
         if not carried:
             return
@@ -422,12 +431,12 @@ class BandedCovariances:
         self._carried[k] += reach @ self._carried[k - 1] @ reach.T
 
     def largest_condition(self) -> float:
-        """Returns the largest condition number of a diagonal block of C, for maxima."""
+        """Returns the largest condition number of a diagonal block of C, in the maximum norm."""
         sums = np.max(np.sum(np.abs(self._inverses), axis=2), axis=1)
         return float(np.max(sums * self._block_norms))
 
     def squared_rows(self) -> FloatArray:
-        """Returns the (n,) variances of a: the squared norms of the rows of A C^-1."""
+        """Returns the (n,) variances of the released sums a: squared row norms of A C^-1."""
         rows = np.empty((len(self._noise), self._workload.size))
         for k, block in enumerate(self._workload.blocks):
             rows[k] = np.einsum("ij,ij->i", block.own @ self._noise[k], block.own)
@@ -439,11 +448,11 @@ class BandedCovariances:
         return rows.ravel()[: self._shape[0]]
 
     def slope(self, weights: FloatArray | None = None) -> FloatArray:
-        """Returns the (n, b) bands of the squared error's derivative by C.
+        """Returns the (n, b) bands of the squared error's derivative by the entries of C.
 
         Args:
-          weights: (n,) of rounds, for the derivative of the weighted sum of their variances; None
-            for ones.
+          weights: (n,) weights of rounds, for the derivative of the weighted sum of their
+            variances; None for ones.
         """
         size = self._workload.size
         slopes = np.empty((len(self._noise), size, 2 * size))
@@ -455,15 +464,16 @@ class BandedCovariances:
         return _bands_of(slopes, *self._shape)
 
     def curvatures(self, weights: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Returns an approximation of the second derivatives of the squared error by entries of C.
+        """Returns two vectors that approximate the squared error's second derivatives by C.
 
-        That by C[i, j] is twice the product of (B^T W B)[i, i] and (X^-1)[j, j], and more.
+        The second derivative by C[i, j] is twice the product of (B^T W B)[i, i] and (X^-1)[j, j],
+        plus further terms that are left out.
 
         Args:
-          weights: (n,) of rounds.
+          weights: (n,) weights of rounds.
 
         Returns:
-          Both diagonals, (n,) each.
+          The diagonals of B^T W B and of X^-1, (n,) each.
         """
         of_rows = np.empty(self._noise.shape[:2])
         for k, of_noise, _, _ in self._costs(weights):
@@ -474,7 +484,7 @@ class BandedCovariances:
         return of_rows.ravel()[:num_rounds], of_columns.ravel()[:num_rounds]
 
     def dual_band(self) -> FloatArray:
-        """Returns the (n, b) bands of X^-1 A^T A X^-1, X = C^T C."""
+        """Returns the (n, b) bands of X^-1 A^T A X^-1 for X = C^T C, which the dual needs."""
         size = self._workload.size
         duals = np.empty((len(self._noise), size, 2 * size))
         for k, of_noise, mixed, of_carried in self._costs():
@@ -498,7 +508,7 @@ class BandedCovariances:
     def _costs(
         self, weights: FloatArray | None = None
     ) -> Iterator[tuple[int, FloatArray, FloatArray, FloatArray]]:
-        """W_k from the last block to the first: (k, W_yy, W_ye, W_ee)."""
+        """Yields the quadratic forms W_k, from the last block to the first: k, W_yy, W_ye, W_ee."""
         carried, (count, size, _) = self._workload.num_carried, self._noise.shape
         of_blocks = np.zeros((count, size))
         if weights is not None:
@@ -509,7 +519,7 @@ class BandedCovariances:
             if k + 1 == count:
                 of_noise, mixed, of_carried = squares
             else:
-                # From (y_k, e_k) after block k to (y_k, e_(k-1)).
+                # The form in (y_k, e_k), after block k, becomes one in (y_k, e_(k-1)).
                 transition = self._transitions[k + 1]
                 of_noise = squares[0] + transition.T @ of_noise @ transition
                 if carried:
@@ -523,7 +533,7 @@ class BandedCovariances:
 
 
 def _differences(count: int) -> FloatArray:
-    """The (m, m) matrix that makes differences of order 0 to m - 1 of m entries, up to the last."""
+    """Returns an (m, m) matrix for differences of order 0 to m - 1, up to the last entry."""
     found = np.zeros((count, count))
     for order in range(count):
         for back in range(order + 1):
@@ -532,15 +542,15 @@ def _differences(count: int) -> FloatArray:
 
 
 def _block_size(num_rounds: int, least: int) -> int:
-    """The rounds of a block: at least so many, in blocks of about the same size."""
+    """Returns the number of rounds of a block, at least ``least``, for blocks of about one size."""
     count = max(1, num_rounds // max(least, _LEAST_BLOCK))
     return -(-num_rounds // count)
 
 
 def _blocks_of(bands: FloatArray, size: int) -> FloatArray:
-    """(blocks, s, 2 s): the rows of each block, with the columns of the block before and its own.
+    """Returns (blocks, s, 2 s): each block's rows, in the columns of the block before and its own.
 
-    Rows past the last round are those of the identity.
+    Rows after the last round are rows of the identity.
     """
     num_rounds, width = bands.shape
     count = -(-num_rounds // size)
@@ -553,7 +563,7 @@ def _blocks_of(bands: FloatArray, size: int) -> FloatArray:
 
 
 def _bands_of(blocks: FloatArray, num_rounds: int, width: int) -> FloatArray:
-    """The (n, width) bands of blocks as :func:`_blocks_of` returns them; zero outside."""
+    """Returns the (n, width) bands of blocks from :func:`_blocks_of`; entries outside are zero."""
     bands = _block_diagonals(blocks, width)[:, :, ::-1].reshape(-1, width)[:num_rounds].copy()
     first = min(width, num_rounds)
     bands[:first] *= np.tri(first, width)
@@ -561,7 +571,7 @@ def _bands_of(blocks: FloatArray, num_rounds: int, width: int) -> FloatArray:
 
 
 def _block_diagonals(blocks: FloatArray, width: int) -> FloatArray:
-    """A view of the last ``width`` entries up to the diagonal of each row."""
+    """Returns a view of the last ``width`` entries of each row, up to the diagonal."""
     count, size, _ = blocks.shape
     of_block, of_row, of_column = blocks.strides
     return as_strided(
@@ -572,7 +582,7 @@ def _block_diagonals(blocks: FloatArray, width: int) -> FloatArray:
 
 
 def _inverse(lower: FloatArray) -> FloatArray:
-    """The inverse of a lower-triangular matrix."""
+    """Returns the inverse of a lower-triangular matrix."""
     # LAPACK reads a matrix that is stored by rows as its transpose.
     inverse, _ = dtrtri(lower.T, lower=0)
     return np.asarray(np.ascontiguousarray(np.triu(inverse).T))
@@ -583,14 +593,14 @@ def square_root_coefficients(
 ) -> FloatArray:
     """Returns the coefficients of ((1 - x) (1 - beta x))^(-1/2): 1, 1/2, 3/8, ... for beta 0.
 
-    The Toeplitz matrix C with these is the square root of the prefix sum, C C = A
+    The Toeplitz matrix C with these coefficients is the square root of the prefix sum, C C = A
     (Fichtenberger, Henzinger and Upadhyay; Henzinger, Upadhyay and Upadhyay), and of
     momentum SGD's workload with constant learning rates (Kalinin and Lampert).
 
     Args:
-      num_coefficients: How many, at least 1.
+      num_coefficients: The number of coefficients, at least 1.
       momentum: beta, at least 0 and below 1.
-      inverse: Whether they are those of the reciprocal: 1, -1/2, -1/8, ... for beta 0.
+      inverse: Whether to return the reciprocal's coefficients: 1, -1/2, -1/8, ... for beta 0.
 
     Returns:
       (num_coefficients,) float64.
@@ -602,14 +612,14 @@ def square_root_coefficients(
 
 
 def _times_itself_at(series: FloatArray, momentum: float) -> FloatArray:
-    """The series times itself at beta x."""
+    """Returns the product of a series f(x) and f(beta x), for the momentum beta."""
     if momentum == 0.0:
         return series
     return product_of_series(series, series * momentum ** np.arange(len(series)), len(series))
 
 
 def product_of_series(left: FloatArray, right: FloatArray, length: int) -> FloatArray:
-    """Returns the first ``length`` coefficients of a product, zero where there are fewer."""
+    """Returns the first ``length`` coefficients of a product of series, zero after the last one."""
     left, right = left[:length], right[:length]
     if min(len(left), len(right)) <= 32:
         full = np.convolve(left, right)
@@ -621,17 +631,17 @@ def product_of_series(left: FloatArray, right: FloatArray, length: int) -> Float
 
 
 def correlation(values: FloatArray, series: FloatArray, length: int) -> FloatArray:
-    """Returns sum_t values[t] series[t - j] for j below ``length``: the adjoint of a product."""
+    """Returns sum_t values[t] series[t - j] for j below ``length``: a product's adjoint."""
     count = len(values)
     return product_of_series(values[::-1], series, count)[::-1][:length]
 
 
 def reciprocal_series(series: FloatArray, length: int) -> FloatArray:
-    """Returns the first ``length`` coefficients of 1 / c(x).
+    """Returns the first ``length`` coefficients of the reciprocal series 1 / c(x).
 
     Args:
       series: c, with c_0 not zero.
-      length: How many coefficients.
+      length: The number of coefficients.
 
     Returns:
       (length,) float64.
@@ -640,7 +650,7 @@ def reciprocal_series(series: FloatArray, length: int) -> FloatArray:
         impulse = np.zeros(length)
         impulse[0] = 1.0
         return np.asarray(scipy.signal.lfilter([1.0], series[:length], impulse))
-    # Newton's iteration y <- y (2 - c y) doubles the number of right coefficients.
+    # Newton's iteration y <- y (2 - c y) doubles the number of correct coefficients.
     inverse = reciprocal_series(series, _LONGEST_RECURSION)
     while len(inverse) < length:
         count = min(2 * len(inverse), length)
@@ -651,14 +661,14 @@ def reciprocal_series(series: FloatArray, length: int) -> FloatArray:
 
 
 def padded(series: FloatArray, length: int) -> FloatArray:
-    """Returns the series cut or filled with zeros to ``length`` coefficients."""
+    """Returns the series with ``length`` coefficients, cut off or filled with zeros."""
     if len(series) >= length:
         return series[:length].copy()
     return np.concatenate([series, np.zeros(length - len(series))])
 
 
 def nuclear_norm_from_below(matrix: FloatArray) -> float:
-    """Returns a lower bound on the sum of singular values, in spite of rounding.
+    """Returns a lower bound on the sum of singular values that holds in spite of rounding.
 
     A computed singular value is within about max(m, n) eps of the largest one from the true one.
     Roots of computed eigenvalues of the Gram matrix would be off by the root of that:

@@ -76,43 +76,46 @@ from mf_aggregators.participation import Participation, check
 from mf_aggregators.workloads import AnyWorkload, Workload
 
 _EPS = float(np.finfo(np.float64).eps)
-# Singular values of a dense matrix take minutes above this.
+# The most rounds of a dense matrix with computed singular values: for more, they take minutes.
 _MOST_ROUNDS_OF_SINGULAR_VALUES = 5000
-# The most rounds for which singular values of A L are affordable besides those of A.
+# The most rounds for which singular values of A L are affordable, in addition to those of A.
 _MOST_ROUNDS_OF_DENSE_BOUND = 512
-# Columns of A are solved for up to here.
+# The most rounds for which columns of A are computed from a banded inverse, by solving.
 _MOST_ROUNDS_BY_COLUMNS = 1 << 17
-# Terms of the closed form that are summed at a time, which bounds memory.
+# The number of terms of the closed form that are summed at a time, which bounds memory.
 _TERMS_AT_A_TIME = 1 << 20
 _ROUNDING_OF_CLOSED_FORM = 1e-14
-# The rounding of the sum of singular values of a cell, by sums over all of its rounds.
+# The relative rounding error of the sum of a cell's singular values, which sums over all its rounds
+# make.
 _ROUNDING_OF_CELLS = 1e-8
-# The most rounds that are their own cells, where clients return, and where they do not or no cells
-# serve; and how many cells there are otherwise.
+# The most rounds for which each round is a cell of its own, if clients return, and if they do not
+# or no cells fit; and the fewest and the most cells for more rounds.
 _MOST_SINGLE_ROUNDS, _MOST_ROUNDS_WITHOUT_RETURN = 64, 160
 _FEWEST_CELLS, _MOST_CELLS = 24, 44
-# Polynomials of a cell, in the search and for the bound.
+# The number of polynomials on each cell, in the search for a chain and in the final bound.
 _MODES_OF_SEARCH, _MODES = 3, 10
-# The most rounds of a cell that is not divided further, and how it is.
+# The most rounds of a cell for which the local norm is computed directly; the number of smaller
+# cells that a larger cell is divided into; and the polynomials on each smaller cell.
 _ROUNDS_OF_SMALLEST_CELL, _CELLS_OF_A_CELL, _MODES_OF_SMALLER_CELLS = 448, 16, 24
 _MOST_EVALUATIONS = 80
 _EVALUATIONS_TIMES_PARTICIPATIONS = 1500
-# Added to V, of its diagonal: keeps it definite.
+# This share of the diagonal of V is added to it, which keeps V positive definite.
 _SHARE_OF_DIAGONAL = 1e-10
 
-# The start: logarithms of odds to go on after b rounds, and after more.
+# The start of a search: logarithms of the odds of a next participation after exactly b rounds, and
+# after more.
 _ODDS_OF_LEAST_GAP, _ODDS_OF_LARGER_GAPS, _FALL_OF_ODDS = 4.0, 2.0, 2.0
 _FIRST_SIGN, _FIRST_LOG_OF_LATER_STARTS = 0.7, -4.0
 
 
 @dataclasses.dataclass(frozen=True)
 class LowerBound:
-    """A lower bound on the error of every factorization, at sensitivity 1 and noise multiplier 1.
+    """A lower bound on any factorization's error, at sensitivity 1 and noise multiplier 1.
 
     Attributes:
-      total_error: For the root of the summed variances.
-      rmse: For the root mean square over rounds.
-      max_error: For the root of the largest variance of a round.
+      total_error: The bound on the root of the sum of all rounds' variances.
+      rmse: The bound on the root mean square of errors over rounds.
+      max_error: The bound on the root of the largest variance of a round.
     """
 
     total_error: float
@@ -123,16 +126,16 @@ class LowerBound:
 def compute(
     workload: Any, participation: Participation, *, maximum: bool = True
 ) -> LowerBound | None:
-    """Computes the lower bound: the best of several duals.
+    """Computes the best lower bound on the error of any factorization that several duals give.
 
     Use it when a plan asks how much a better matrix could still gain.
 
     Args:
       workload: A, an (n, n) lower-triangular array, a ``workloads.Workload``, or an int n for the
         prefix sum of n rounds.
-      participation: The schema.
+      participation: The participation schema.
       maximum: Whether to search for a bound on the worst round as well, which takes as long again.
-        Otherwise ``max_error`` is at most that on the root mean square.
+        Otherwise ``max_error`` is only the bound on the root mean square.
 
     Returns:
       The bound; None for an array of more than 5,000 rounds whose inverse has many bands.
@@ -158,7 +161,7 @@ def compute(
     return _best(workload, participation, maximum)
 
 
-# Plans and reports ask for the same bounds again and again.
+# Bounds are cached, because plans and reports ask for the same ones repeatedly.
 @functools.lru_cache(maxsize=64)
 def _of_description(
     workload: Workload, participation: Participation, maximum: bool
@@ -167,7 +170,7 @@ def _of_description(
 
 
 def _best(workload: AnyWorkload, participation: Participation, maximum: bool) -> LowerBound | None:
-    """The best bounds: with equal weights, and by chains of participations."""
+    """Returns the best of the bounds by equal weights and by Markov chains of participations."""
     num_rounds = workload.num_rounds
     if workload.is_prefix_sum:
         nuclear_norm = _prefix_sum_nuclear_norm(num_rounds)
@@ -200,11 +203,11 @@ def _best(workload: AnyWorkload, participation: Participation, maximum: bool) ->
 
 
 def _prefix_sum_nuclear_norm(num_rounds: int) -> float:
-    """Returns the sum of the prefix sum's singular values, by their closed form.
+    """Returns the sum of the singular values of the prefix-sum matrix, by their closed form.
 
-    The result is smaller by a factor of 1 - 1e-14, more than rounding may have added. The singular
-    values are 1 / (2 sin((2 j - 1) pi / (4 n + 2))), j = 1, ..., n (Denisov
-    et al. Prop. C.1).
+    The result is made smaller by a factor of 1 - 1e-14, more than rounding may have added. The
+    singular values are 1 / (2 sin((2 j - 1) pi / (4 n + 2))), j = 1, ..., n (Denisov et al. Prop.
+    C.1).
 
     Args:
       num_rounds: n.
@@ -224,10 +227,10 @@ def _prefix_sum_nuclear_norm(num_rounds: int) -> float:
 
 
 def _equal_weights(participation: Participation, num_rounds: int) -> float:
-    """The least c such that random participations hold each round with probability 1 / c.
+    """Returns the least c for which some random pattern has each round with probability 1 / c.
 
-    Where participations are exactly b apart, a class of s rounds (equal modulo b) is split into
-    ceil(s / k) patterns: consecutive ones of k rounds, and one of the rest.
+    If participations are exactly b apart, a class of s rounds (equal modulo b) is split into ceil(s
+    / k) patterns: groups of k consecutive rounds, and one group of the rest.
     """
     most = participation.most_participations(num_rounds)
     if most == 1:
@@ -241,9 +244,10 @@ def _equal_weights(participation: Participation, num_rounds: int) -> float:
 
 
 def _size_of_cells(participation: Participation, num_rounds: int) -> int | None:
-    """How many rounds are a cell; None if no number serves.
+    """Returns the number of rounds of a cell; None if no number fits the schema.
 
-    Cells are to be few, and neither rounds at the end nor any of the separation are to be lost.
+    The number balances three aims: few cells, few rounds that are left at the end, and a separation
+    that is close to a whole number of cells.
     """
     returns = participation.most_participations(num_rounds) > 1
     if num_rounds <= (_MOST_SINGLE_ROUNDS if returns else _MOST_ROUNDS_WITHOUT_RETURN):
@@ -261,7 +265,7 @@ def _size_of_cells(participation: Participation, num_rounds: int) -> int | None:
 
 
 def _allows_larger_gaps(participation: Participation, num_rounds: int) -> bool:
-    """Whether participations may be further apart than the separation, by any rounds."""
+    """Whether participations may be any number of rounds apart, from the separation on."""
     most = participation.most_participations(num_rounds)
     separation = participation.separation_in(num_rounds)
     return participation.as_schema().allows_separations(most, separation, num_rounds - 1)
@@ -269,13 +273,13 @@ def _allows_larger_gaps(participation: Participation, num_rounds: int) -> bool:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Parameters:
-    """_Parameters that a search for a chain varies.
+    """The parameters of a Markov chain of participations that a search varies.
 
     Attributes:
-      starts: (n',) logarithms of the odds to begin in a cell.
-      moves: (moves,) logarithms of the odds to go on from one cell to another.
-      signs: (moves,) inverse hyperbolic tangents of r.
-      rows: (n',) logarithms of weights of rounds.
+      starts: (n',) logarithms of the odds that the chain begins in each cell.
+      moves: (moves,) logarithms of the odds of each move from one cell to another.
+      signs: (moves,) inverse hyperbolic tangents of r, the mean ratio of successive signs.
+      rows: (n',) logarithms of the weights of rounds, by cells.
     """
 
     starts: FloatArray
@@ -284,25 +288,25 @@ class _Parameters:
     rows: FloatArray
 
     def packed(self) -> FloatArray:
-        """Returns all of them in a row."""
+        """Returns all parameters in one vector."""
         return np.concatenate([self.starts, self.moves, self.signs, self.rows])
 
     def row_weights(self) -> FloatArray:
-        """Returns the (n',) weights of rounds, relative to the largest."""
+        """Returns the (n',) weights of the rounds of each cell, relative to the largest."""
         return np.asarray(np.exp(self.rows - np.max(self.rows)))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Moments:
-    """The second moments V' of a chain, and the numbers that their derivatives need.
+    """The second moments V' of a chain of participations, and the numbers for derivatives.
 
     Attributes:
       second: V', (n', n').
-      starts: (n',) p.
-      moves: (n', n') P.
-      signs: (n', n') r.
+      starts: (n',) the probabilities p of the first cell.
+      moves: (n', n') the probabilities P of moves between cells.
+      signs: (n', n') r, the mean ratio of the signs before and after each move.
       sums: For l = 0, ..., k - 1, the sum of Q^0, ..., Q^l.
-      visits: For each participation, (n',) how probable it is in a cell.
+      visits: For each participation, (n',) the probability that it is in each cell.
     """
 
     second: FloatArray
@@ -315,15 +319,16 @@ class _Moments:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Chain:
-    """Which Markov chains of participations with signs there are.
+    """The set of Markov chains of signed participations that a schema allows on cells.
 
-    A chain begins in cell i with probability p_i, goes on from i to j with probability P_ij and
-    ends otherwise; its sign stays, on average, by r_ij.
+    A chain begins in cell i with probability p_i, moves from i to j with probability P_ij, and
+    otherwise ends. Its sign stays, on average, by r_ij.
 
     Attributes:
-      gaps: (n', n') cells from one to another, where that may follow; 0 elsewhere.
+      gaps: (n', n') the number of cells from one cell to a later one that may follow it; 0 for
+        other pairs.
       separation: The least distance of two participations, in cells.
-      most: The most participations.
+      most: The most participations of a client.
     """
 
     gaps: IntArray
@@ -332,17 +337,17 @@ class _Chain:
 
     @property
     def num_cells(self) -> int:
-        """The cells n'."""
+        """The number n' of cells."""
         return len(self.gaps)
 
     @classmethod
     def under(cls, participation: Participation, num_rounds: int, size: int) -> "_Chain":
-        """Returns the chains that a schema allows.
+        """Returns the set of chains that a participation schema allows.
 
         Args:
           participation: The schema.
           num_rounds: n.
-          size: The rounds of a cell.
+          size: The number of rounds of a cell.
         """
         count = num_rounds // size
         separation = -(-participation.separation_in(num_rounds) // size)
@@ -357,7 +362,7 @@ class _Chain:
         return cls(gaps, separation, most)
 
     def start(self) -> _Parameters:
-        """Returns where a search begins."""
+        """Returns the parameters at which a search for the best chain begins."""
         gaps = self.gaps[self.gaps > 0]
         excess = (gaps - self.separation) / self.separation
         fewer = np.log(max(self.separation / 4.0, 1.0))
@@ -371,20 +376,20 @@ class _Chain:
         return _Parameters(starts, odds, signs, np.zeros(self.num_cells))
 
     def unpacked(self, packed: FloatArray) -> _Parameters:
-        """Returns the parameters that a row of them stands for.
+        """Returns the parameters whose values a vector has.
 
         Args:
-          packed: Starts, moves and signs, one after another.
+          packed: The vector: starts, moves, signs and weights of rounds, one after another.
         """
         moves = int(np.count_nonzero(self.gaps))
         ends = np.cumsum([self.num_cells, moves, moves])
         return _Parameters(*np.split(packed, ends))
 
     def moments(self, parameters: _Parameters) -> _Moments:
-        """Returns the second moments.
+        """Returns the second moments V' of the chain with given parameters.
 
         Args:
-          parameters: Of starts, moves and signs.
+          parameters: The parameters of the chain.
         """
         there = self.gaps > 0
         starts = np.exp(parameters.starts - np.max(parameters.starts))
@@ -393,7 +398,7 @@ class _Chain:
         signs[there] = np.tanh(parameters.signs)
         logs = np.full(self.gaps.shape, -np.inf)
         logs[there] = parameters.moves
-        # To end has odds of one.
+        # In the same unit, the odds of ending the chain are one.
         largest = np.maximum(np.max(logs, axis=1, keepdims=True), 0.0)
         moves = np.exp(logs - largest)
         moves /= np.sum(moves, axis=1, keepdims=True) + np.exp(-largest)
@@ -409,10 +414,10 @@ class _Chain:
         return _Moments(second, starts, moves, signs, sums, visits)
 
     def slopes(self, moments: _Moments, by_second: FloatArray) -> _Parameters:
-        """Returns the derivatives by parameters, those of weights of rounds left out.
+        """Returns a function's derivatives by a chain's parameters; those by row weights are zero.
 
         Args:
-          moments: The moments.
+          moments: The moments of the chain.
           by_second: (n', n') symmetric G of a function whose derivative is tr(G dV').
         """
         most, signed = self.most, moments.moves * moments.signs
@@ -439,18 +444,18 @@ class _Chain:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Cells:
-    """A workload on cells of rounds, as far as polynomials on each of them see it.
+    """A workload on cells of rounds, restricted to a few polynomials on each cell.
 
     Attributes:
       num_rounds: n.
-      size: The rounds m of a cell.
-      compressed: (rows, n', r) U^T A U by cells and modes of columns, each row that of a mode of
-        a cell or of a round after the last cell.
-      row_cells: (rows,) the cell whose weight a row has.
+      size: The number m of rounds of a cell.
+      compressed: (rows, n', r) U^T A U by cells and modes of columns; each row belongs to a mode of
+        a cell, or to a round after the last cell.
+      row_cells: (rows,) the cell that a row takes its weight from.
       rates: (n',) factors of columns.
-      local: ||C T C||_* of a cell, from below; 0 if it is not known.
-      scale: What all of it is divided by.
-      roundings: How many eps the entries may be off by, relative to the largest of them.
+      local: A lower bound on ||C T C||_* of a cell; 0 if none is known.
+      scale: The number that the other attributes are divided by.
+      roundings: The number of eps by which entries may be off, relative to the largest entry.
     """
 
     num_rounds: int
@@ -464,7 +469,7 @@ class _Cells:
 
     @classmethod
     def of(cls, workload: AnyWorkload, size: int, modes: int) -> "_Cells | None":
-        """Returns the cells; None for an array of too many rounds.
+        """Returns a workload on cells; None for an array of too many rounds.
 
         Args:
           workload: A.
@@ -485,7 +490,7 @@ class _Cells:
         if not is_small and bands is not None and _has_rates(bands):
             rates = np.min((1.0 / bands[: count * size, 0]).reshape(count, size), axis=1)
         if rates is not None:
-            # Blocks of whole cells before a row's own, and the own one.
+            # For each row of a cell: the sums of all earlier cells, and the block of its own cell.
             sums = np.sum(basis, axis=0)
             blocks = (
                 np.tri(count, k=-1)[:, np.newaxis, :, np.newaxis]
@@ -531,7 +536,7 @@ class _Cells:
         )
 
     def rounds_of(self) -> FloatArray:
-        """(n',) the rounds that have the weight of each cell."""
+        """Returns (n',) the number of rounds that take their weight from each cell."""
         rounds = np.full(len(self.rates), float(self.size))
         rounds[-1] += self.num_rounds - self.size * len(rounds)
         return rounds
@@ -539,11 +544,11 @@ class _Cells:
     def factor(
         self, second: FloatArray, weights: FloatArray
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """L', and the matrices for singular values: A L (rows, n' r), and its local part.
+        """Returns L', the matrix A L (rows, n' r), and the matrix of the local part.
 
         Args:
           second: V', (n', n') second moments.
-          weights: (n',) of the rounds of each cell.
+          weights: (n',) the weight of each cell's rounds.
         """
         factor = np.linalg.cholesky(second)
         scaled = self.rates[:, np.newaxis] * factor
@@ -552,12 +557,12 @@ class _Cells:
         return factor, product, np.asarray(np.sqrt(weights)[:, np.newaxis] * scaled)
 
     def bound(self, second: FloatArray, weights: FloatArray, most: int) -> float:
-        """Returns a lower bound on the root of the weighted mean of the variances of rounds.
+        """Returns a lower bound on the root of the weighted mean of the rounds' variances.
 
         Args:
           second: V', the second moments of contributions.
-          weights: (n',) of the rounds of each cell, none below zero.
-          most: The most contributions of a client.
+          weights: (n',) the weight of each cell's rounds, not negative.
+          most: The most participations of a client.
 
         Returns:
           The bound; 0 if V' is not definite.
@@ -581,20 +586,20 @@ class _Cells:
             rounding = 8.0 * count**1.5 * _EPS * np.linalg.norm(local)
             norm += self.local * max(nuclear_norm_from_below(local) - float(rounding), 0.0)
         sum_of_weights = float(weights @ self.rounds_of()) * (1.0 + count * _EPS)
-        # Written so that NaN is no bound.
+        # Written so that NaN gives the bound 0.
         root = norm / np.sqrt(self.size * total * sum_of_weights) if norm > 0.0 else 0.0
         return float(self.scale * root)
 
 
 def _has_rates(bands: FloatArray) -> bool:
-    """Whether the inverse is that of sums of inputs with rates: A[i, j] = rate j for i >= j."""
+    """Whether A[i, j] is a rate of column j for all i >= j, judged by bands of the inverse."""
     return bands.shape[1] == 2 and bool(
         np.all(bands[:, 0] > 0.0) and np.all(bands[1:, 0] == -bands[1:, 1])
     )
 
 
 def _by_modes(columns: FloatArray, basis: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Rows of columns of A U by modes of the cells, and those of rounds after the last cell.
+    """Returns columns of A U as rows by modes of cells, and the rows after the last cell.
 
     Args:
       columns: (n, cells, r).
@@ -608,26 +613,27 @@ def _by_modes(columns: FloatArray, basis: FloatArray) -> tuple[FloatArray, Float
 
 
 def _times_factor(rows: FloatArray, factor: FloatArray) -> FloatArray:
-    """(rows, n' r): rows by cells and modes, times L' x I."""
+    """Returns rows by cells and modes times L' x I, as (rows, n' r)."""
     return np.tensordot(rows, factor, (1, 0)).swapaxes(1, 2).reshape(len(rows), -1)
 
 
 def _polynomials(size: int, modes: int) -> FloatArray:
-    """(m, r) orthonormal polynomials on m points, the first of them constant."""
+    """Returns (m, r) orthonormal polynomials on m points, the first of them constant."""
     points = (2.0 * np.arange(size) + 1.0) / size - 1.0
     columns = [np.ones(size), points]
     for degree in range(2, modes):
-        # Legendre's polynomials, which nearly are orthogonal.
+        # Legendre's polynomials are nearly orthogonal on these points; the QR decomposition does
+        # the rest.
         share = (degree - 1.0) / degree
         columns.append((1.0 + share) * points * columns[-1] - share * columns[-2])
     return np.asarray(np.linalg.qr(np.column_stack(columns[:modes]))[0])
 
 
 def _shares(size: int, modes: int) -> tuple[FloatArray, FloatArray]:
-    """The (r,) eigenvalues of S and C for the polynomials of each degree.
+    """Returns the (r,) eigenvalues of S and of C for the polynomials of each degree.
 
-    All of the constants are seen, and of the linear ones if there are others. All modes of a cell
-    are seen in full.
+    For constants, and for linear polynomials if there are higher ones, S has the eigenvalue 1. If
+    the polynomials span a whole cell, all eigenvalues of S are 1.
     """
     if modes == size:
         return np.ones(modes), np.zeros(modes)
@@ -636,11 +642,12 @@ def _shares(size: int, modes: int) -> tuple[FloatArray, FloatArray]:
 
 
 def _local_norm(size: int, unseen: FloatArray) -> float:
-    """||C T C||_* of the prefix sum T of a cell, from below.
+    """Returns a lower bound on ||C T C||_* for the prefix sum T of a cell.
 
     Args:
       size: m.
-      unseen: (r,) eigenvalues of C for polynomials of a degree below r; others have one.
+      unseen: (r,) eigenvalues of C for polynomials of a degree below r; all other eigenvalues are
+        1.
     """
     modes = len(unseen)
     basis, change = _polynomials(size, modes), 1.0 - unseen
@@ -648,7 +655,8 @@ def _local_norm(size: int, unseen: FloatArray) -> float:
         others = np.eye(size) - (basis * change) @ basis.T
         found = nuclear_norm_from_below(others @ np.cumsum(others, axis=0))
         return found * (1.0 - _ROUNDING_OF_CELLS)
-    # Split functions into polynomials on each of some smaller cells, and the rest.
+    # Functions on a large cell are split into polynomials on each of some smaller cells, and the
+    # rest.
     count = _CELLS_OF_A_CELL
     smaller = size // count
     part = _polynomials(smaller, _MODES_OF_SMALLER_CELLS)
@@ -669,7 +677,7 @@ def _local_norm(size: int, unseen: FloatArray) -> float:
 
 
 def _search(cells: _Cells, chain: _Chain, start: _Parameters, is_maximum: bool) -> _Parameters:
-    """The best parameters that were found: the best bound, up to rounding."""
+    """Searches for the chain and weights with the best bound, and returns their parameters."""
     rounds = cells.rounds_of()
 
     def negative_log_bound(packed: FloatArray) -> tuple[float, FloatArray]:
@@ -680,7 +688,7 @@ def _search(cells: _Cells, chain: _Chain, start: _Parameters, is_maximum: bool) 
         scales = (1.0, cells.local)
         try:
             factor, *matrices = cells.factor(second, weights)
-            # A step too far may make numbers that are beyond floats.
+            # A step that is too long may lead to numbers beyond floats.
             spectra = [
                 np.linalg.eigh(each.T @ each) if scale > 0.0 else (np.empty(0), each)
                 for each, scale in zip(matrices, scales, strict=True)

@@ -1,8 +1,8 @@
-"""Numba's functions for tiles of Z and for clipping. Importing it needs the extra ``fast``.
+"""Numba's compiled functions for tiles of Z and for clipping; they need the extra ``fast``.
 
-``kernel.draws`` and ``kernel.integers`` say what the numbers are. Words of 64 groups of 16
+``kernel.draws`` and ``kernel.integers`` define the numbers. Random words of 64 groups of 16
 coordinates are drawn at once. The cipher is a loop over groups without a branch, which compilers
-turn into vector instructions: so its ten double rounds are written one after another.
+turn into vector instructions: for this its ten double rounds are written one after another.
 """
 
 from collections.abc import Callable
@@ -61,7 +61,7 @@ def _double_round(x: _Words) -> _Words:
 
 @_compiled
 def _blocks(key: Any, row: Any, first: int, step: int, found: Any) -> None:
-    """Fills (16 * _GROUPS,) uint32: of the blocks first, first + step, ..., place by place."""
+    """Fills an array with the words of ChaCha20 blocks first, first + step, ..., word by word."""
     k0, k1, k2, k3 = key[0], key[1], key[2], key[3]
     n0, n1 = np.uint32(row), np.uint32(row >> 32)
     e0, e1, e2, e3 = _CONSTANTS
@@ -91,7 +91,7 @@ def _blocks(key: Any, row: Any, first: int, step: int, found: Any) -> None:
 
 @_compiled
 def _is_less(key: Any, row: Any, tile: int, tie: int, threshold: Any, block: Any) -> bool:
-    """Whether the further words of a tile's tie are less than those of a threshold."""
+    """Whether a tie's further random words are less, as a number, than those of a threshold."""
     held = -1
     for place in range(TIE_WORDS):
         number = tie * TIE_WORDS + place
@@ -106,15 +106,15 @@ def _is_less(key: Any, row: Any, tile: int, tie: int, threshold: Any, block: Any
 
 @_compiled
 def fill(key: Any, row: Any, tile: int, packed: Any, further: Any, found: Any) -> None:
-    """Fills a tile.
+    """Fills a tile with entries of a row of Z, as ``kernel.draws`` defines them.
 
     Args:
       key: (4,) uint32: the seed's words.
       row: The row of Z.
-      tile: The tile.
-      packed: The table's first words.
-      further: Its further ones.
-      found: (TILE,) int64.
+      tile: The index of the tile.
+      packed: The first words of the alias table.
+      further: The further words of the alias table.
+      found: (TILE,) int64, which is filled.
     """
     words = np.empty((3, 16 * _GROUPS), np.uint32)
     chosen = np.empty((3, 16 * _GROUPS), np.int64)
@@ -153,7 +153,7 @@ def fill(key: Any, row: Any, tile: int, packed: Any, further: Any, found: Any) -
 
 
 def _compiled_for_entries(result: Any, *arguments: Any) -> Callable[[_Function], _Function]:
-    """Compiles a function for float32 and float64 entries, whether they may be written or not."""
+    """Compiles a function for read-only or writable arrays of float32 and of float64 entries."""
     kinds = (numba.types.Array(each, 1, "C", readonly=True) for each in (_F4, _F8))
     signatures = [result(kind, *arguments) for kind in kinds]
     found: Callable[[_Function], _Function] = numba.njit(signatures, nogil=True, cache=True)
@@ -162,7 +162,7 @@ def _compiled_for_entries(result: Any, *arguments: Any) -> Callable[[_Function],
 
 @_compiled_for_entries(numba.int64, _F8, _F8)
 def squares(entries: Any, unit: float, units: float) -> Any:
-    """As ``kernel.integers._squares``."""
+    """Returns the sum of squares that ``kernel.integers._squares`` defines."""
     total = np.int64(0)
     for place in range(entries.size):
         ratio = np.float64(entries[place]) / unit
@@ -172,7 +172,7 @@ def squares(entries: Any, unit: float, units: float) -> Any:
 
 @_compiled_for_entries(numba.void, _F8, _F8, numba.boolean, numba.int64[::1])
 def to_grid(entries: Any, unit: float, scale: float, is_short: bool, into: Any) -> None:
-    """As ``kernel.integers._to_grid``."""
+    """Fills ``into`` with the quantization steps that ``kernel.integers._to_grid`` defines."""
     if is_short:
         for place in range(entries.size):
             into[place] = np.int64(np.float64(entries[place]) / unit * scale * _MARGIN)
