@@ -299,8 +299,8 @@ class WorkloadBlocks:
     def of_inverse(
         cls, inverse_bands: FloatArray, num_bands: int, weights: FloatArray | None = None
     ) -> "WorkloadBlocks":
-        """Returns the blocks of a workload with a banded inverse.
-Returns a workload in blocks, from the bands of its inverse.
+        """Returns a workload in blocks, from the bands of its inverse.
+
         Args:
           inverse_bands: (n, w) of A^-1, ``inverse_bands[i, t] = A^-1[i, i - t]``; the diagonal has
             no zero.

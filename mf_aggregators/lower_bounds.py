@@ -376,7 +376,7 @@ class _Chain:
         return _Parameters(starts, odds, signs, np.zeros(self.num_cells))
 
     def unpacked(self, packed: FloatArray) -> _Parameters:
-        """Returns the parameters whose values a vector has.
+        """Returns the parameters that a vector of their values holds.
 
         Args:
           packed: The vector: starts, moves, signs and weights of rounds, one after another.
