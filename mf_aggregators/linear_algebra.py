@@ -155,7 +155,6 @@ class BandedMatrix:
 
         Args:
           start: The first row; rows and columns outside of the matrix are zero.
-          start: The first row; rows and columns outside of the matrix are zero.
           stop: The row after the last.
         """
         count, (num_rounds, width) = stop - start, self.rows.shape

@@ -347,8 +347,8 @@ def generator_of(seed: int, *coordinates: int) -> np.random.Generator:
       *coordinates: Non-negative integers: a ``random_streams.Stream`` and at least one more, or,
         for a cohort, the round alone.
 
-    The generator; different coordinates give independent generators.
-      The generator; other coordinates give independent ones.
+    Returns:
+      The generator; different coordinates give independent generators.
     """
     sequence = np.random.SeedSequence(entropy=seed, spawn_key=coordinates)
     return np.random.Generator(np.random.Philox(sequence))

@@ -283,13 +283,13 @@ class TimedRounds:
         never decrease.
       ends: (n,) float64: seconds by the same clock, when the last upload can have been summed. They
         never decrease, and no round ends before it starts.
-      timer_hours: How long a device waits from a request that it takes part on, or from its upload,
-        until it accepts another one.
       timer_hours: The time in hours from a device's request that it takes part on, or from its
         upload, until the device accepts another request.
       clock_drift: The share by which devices' clocks may be too fast, from 0 and below 1.
       clock_margin_minutes: The time by which the timer may be too short in addition: clocks that
         are set, and clocks of the server that differ.
+      max_participations: The most participations that devices count and allow; None if they do
+        not count.
 
     Raises:
       ValueError: If an attribute is out of its range, times are out of order, drift and margin

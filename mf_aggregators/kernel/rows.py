@@ -569,8 +569,8 @@ def tree_variance(size: int) -> float:
     by the node itself and by the sum of its children's estimates, and precisions add:
     1 / v = 1 + 1 / (v_left + v_right), without the 1 where the node is not released.
 
-    size: The number of leaves of the node.
-      size: The leaves of the node.
+    Args:
+      size: The number of leaves of the node.
     """
     if size == 1:
         return 1.0
