@@ -1,4 +1,4 @@
-r"""How far a banded strategy matrix is from the best one, at most, in O(n b^2) operations.
+r"""Upper bound on a banded strategy matrix's gap to the best one, in O(n b^2) operations.
 
 **The bound** is the dual of the problem. With equal norms: for symmetric positive semi-definite V
 with V[i, j] = 0 for 0 < |i - j| < b and any feasible X, tr(V X) = tr(V), so that tr(A^T A X^-1) =
@@ -89,28 +89,31 @@ from mf_aggregators.workloads import AnyWorkload
 
 _ROUNDOFF = 2.0**-53
 _ROUNDING = 8.0
-# Values of eps that a Cholesky factorization is tried with.
+# The values of eps for which a Cholesky factorization is tried.
 _EPSILONS = (0.1, 0.5, 1.0)
-# Row sums of K^T E K around which the diagonal of V is raised first.
+# Rows of K^T E K with a larger sum of magnitudes than this: around them the diagonal of V is raised
+# first.
 _LARGE = 0.5
-# Shares of the increase that diagonal dominance takes: a smaller one costs less of the bound.
+# The shares of the increase for diagonal dominance that are tried: a smaller share costs less of
+# the bound.
 _SHARES_OF_DOMINANCE = (0.05, 0.2, 1.0)
-# The number of rounds with an error that is computed in another way as well.
+# The number of rounds for which errors are computed in a second way, for comparison.
 _ROUNDS_COMPARED = 8
-# How often each vector is made orthogonal to others: twice is enough.
+# The number of times that each vector is made orthogonal to the ones before it: twice is enough.
 _PASSES = 2
-# The rounds before those with weights, in bands, that the first vectors are computed from.
+# The number of rounds before the weighted rounds, in bands, that are used to compute the first
+# vectors.
 _BANDS_BEFORE = 4
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BandedWorkload:
-    """A workload over its largest entry.
+    """A workload divided by its largest entry, in blocks and with the bands of its inverse.
 
     Attributes:
-      blocks: In blocks of rounds.
-      inverse_bands: (n, w) of A^-1; w is n where it is not banded.
-      condition: The largest condition number, for maxima, of a diagonal block of A.
+      blocks: The workload in blocks of rounds.
+      inverse_bands: (n, w) bands of A^-1; w is n if it is not banded.
+      condition: The largest condition number, for maximum norms, of a diagonal block of A.
     """
 
     blocks: WorkloadBlocks
@@ -121,7 +124,7 @@ class BandedWorkload:
     def of(
         cls, workload: AnyWorkload, num_bands: int, weights: FloatArray | None = None
     ) -> "BandedWorkload":
-        """Returns a workload.
+        """Returns a workload in the form that certificates need.
 
         Args:
           workload: A, known by its name or an (n, n) lower-triangular array of full rank.
@@ -147,10 +150,11 @@ class BandedWorkload:
 
         Args:
           bands: (n, b) of a C of sensitivity one.
-          layout: The squared norms of the columns of a class of rounds sum to at most one.
+          layout: The classes of rounds: the squared norms of the columns of a class sum to at most
+            one.
 
         Returns:
-          The bound; 0 if nothing is known, because C is too ill-conditioned, or too far from the
+          The bound; 0 if none is known, because C is too ill-conditioned, or too far from the
           optimum.
         """
         with np.errstate(all="ignore"):
@@ -189,27 +193,30 @@ class BandedWorkload:
         weights: FloatArray,
         num_last: int,
     ) -> float:
-        """Returns a lower bound on the largest squared error of a round of any feasible matrix.
+        """Bounds the largest squared error of a round from below, for all feasible matrices.
 
-        The workload is one without weights.
+        The bound follows from the last rounds. The workload must have no weights of its own.
 
         Args:
           bands: (n, b) of a C that is nearly the best for the weights.
-          layout: The squared norms of the columns of a class of rounds sum to at most one.
-          weights: (n,) of the rounds, above zero.
-          num_last: N, for how many of the last rounds these count, at least b; some more do.
+          layout: The classes of rounds: the squared norms of the columns of a class sum to at most
+            one.
+          weights: (n,) weights of the rounds, above zero.
+          num_last: N, the number of the last rounds with weights that count, at least b; a few more
+            rounds are used.
 
         Returns:
-          The bound; 0 if nothing is known, because C or A is too ill-conditioned.
+            The bound; 0 if none is known, because C or A is too ill-conditioned.
         """
         num_rounds, num_bands = bands.shape
         size = min(num_last, num_rounds)
-        # A whole number of bands before them, as where the weights of rounds are alike.
+        # The rounds before the last ones are a whole number of bands, like the pattern of their
+        # weights.
         size += (num_rounds - size) % num_bands
         window = min(size + _BANDS_BEFORE * num_bands, num_rounds)
         roots = np.sqrt(weights[-size:] / np.sum(weights[-size:]))
         with np.errstate(all="ignore"):
-            # The rows are the columns of the weighted workload that belong to these rounds.
+            # The rows of this array are the columns of the weighted workload for these rounds.
             columns = solved(self.inverse_bands[-window:], np.eye(window)[:, -size:], True)
             near = solved(bands[-window:], columns, True)
             near = solved(bands[-window:], near)[-size:] * roots
@@ -223,13 +230,15 @@ class BandedWorkload:
             earlier = earlier[rounds, (rounds - len(rounds)) % num_bands]
             products = np.concatenate([earlier, products])
             diagonal = np.square(products)
-            # No round may be without a weight where these are of patterns.
+            # Every round gets a small weight, because weights may be those of patterns, which must
+            # not be zero.
             diagonal += np.finfo(float).tiny + _ROUNDOFF**2 * np.max(diagonal)
             if not (np.all(np.isfinite(diagonal)) and np.isfinite(loss)):
                 return 0.0
             allowed, total = layout.dual_diagonal(diagonal)
             bound = float(np.sqrt(allowed) @ np.abs(products)) ** 2 / total
-        # Products that are not quite zero change tr(V X), by |X_ij| <= 1, and products have errors.
+        # The rounding covers products that are not quite zero, which change tr(V X) because |X_ij|
+        # <= 1, and the errors of products.
         rounding = 2 * num_bands * (loss + size * _ROUNDOFF)
         rounding += _ROUNDING * _ROUNDOFF * (size + num_rounds) * _condition(self.inverse_bands)
         bound *= 1.0 - rounding
@@ -237,7 +246,7 @@ class BandedWorkload:
 
 
 class _Point:
-    """A feasible matrix, and the numbers that all attempts to bound from it share.
+    """A feasible matrix, with the numbers that all attempts to compute a bound share.
 
     Attributes:
       squared_error: F.
@@ -245,11 +254,11 @@ class _Point:
       gram: X.
       root: K.
       dual: V0 within the band.
-      rounding: The largest error of entries of V0 and of F, relative to them.
+      rounding: The largest relative error of the entries of V0 and of F.
       entry_errors: (n,) r: an entry of V0 is off by r_i r_j at most.
       row_errors: (n,) the sums of r_i r_j over the entries of each row within the band.
-      strategy_norm: At least the operator norm of C.
-      root_norm: At least that of K.
+      strategy_norm: An upper bound on the operator norm of C.
+      root_norm: An upper bound on the operator norm of K.
     """
 
     def __init__(self, bands: FloatArray, workload: BandedWorkload) -> None:
@@ -274,7 +283,7 @@ class _Point:
 
     @property
     def is_finite(self) -> bool:
-        """Whether the matrix is within the range of floats."""
+        """Whether all numbers of the point are within the range of floats."""
         return bool(
             np.isfinite(self.squared_error)
             and np.isfinite(self.rounding)
@@ -284,7 +293,7 @@ class _Point:
 
 
 def _orthogonal_in_turn(rows: FloatArray, num_bands: int) -> tuple[FloatArray, float]:
-    """(n, m): each row made orthogonal to the b - 1 before, of norm one, and the largest product.
+    """Returns (n, m) unit rows, each orthogonal to the b - 1 before, and the largest product.
 
     The product is infinite if a row is zero or not finite.
     """
@@ -302,7 +311,7 @@ def _orthogonal_in_turn(rows: FloatArray, num_bands: int) -> tuple[FloatArray, f
 
 
 def _condition(inverse_bands: FloatArray) -> float:
-    """The condition number of A, for maxima; at most that if entries of A have both signs."""
+    """Returns the condition number of A, for maximum norms, or an upper bound on it."""
     sums = np.abs(solved(inverse_bands, np.ones((len(inverse_bands), 1))))
     return float(np.max(sums)) * float(np.max(np.sum(np.abs(inverse_bands), axis=1)))
 
@@ -310,7 +319,7 @@ def _condition(inverse_bands: FloatArray) -> float:
 def _difference_of_rows(
     bands: FloatArray, workload: BandedWorkload, squared_rows: FloatArray
 ) -> float:
-    """How far errors of a few rounds are from those by substitution, at most, relative to them."""
+    """Returns the largest relative difference of a few rounds' errors to those by substitution."""
     num_rounds = len(bands)
     picks = np.unique(np.linspace(0, num_rounds - 1, _ROUNDS_COMPARED).astype(int))
     unit = np.zeros((num_rounds, len(picks)))
@@ -322,10 +331,11 @@ def _difference_of_rows(
 def _bound(
     point: _Point, removed: BandedMatrix, half: BandedMatrix, total: float, epsilon: float
 ) -> float:
-    """The bound of an E <= epsilon V0, K^T E being given."""
+    """Returns the bound for an E <= epsilon V0, with K^T E given."""
     width = removed.rows.shape[1]
     errors = point.entry_errors
-    # |tr(X dE)|, and the Frobenius norm of K^T dE C^T with the rounding of the product.
+    # The errors are |tr(X dE)|, and the Frobenius norm of K^T dE C^T with the rounding of the
+    # product.
     off_by = float(
         np.vdot(np.abs(point.gram.rows), _outer(errors, point.gram.lower, point.gram.upper))
     )
@@ -338,16 +348,17 @@ def _bound(
     trace -= remainder / (2.0 * (1.0 + np.sqrt(1.0 - epsilon)) ** 2)
     if epsilon == 0.0:
         trace = max(trace, point.squared_error)
-    # F may be off on both sides: here, and in the error that is compared with the bound.
+    # F may be off in two places: in the trace here, and in the error that is compared with the
+    # bound.
     trace -= 0.5 * off_by + 2.0 * point.rounding * point.squared_error
     return float(max(trace, 0.0) ** 2 / (total * (1.0 + point.rounding)))
 
 
 def _epsilon(point: _Point, removed: BandedMatrix, product: BandedMatrix) -> float | None:
-    """An eps of a few with E <= eps V0, or None if not even E <= V0 can be shown."""
+    """Returns an eps with E <= eps V0, of a few that are tried; None if E <= V0 is not shown."""
     if np.all(_off_diagonal_sums(removed) + point.row_errors + removed.diagonal <= 0.0):
         return 0.0
-    # The error of K^T E K, from errors of E and from the products.
+    # The slack is the error of K^T E K that errors of E and of the products make.
     slack = point.root_norm**2 * (
         float(np.max(point.row_errors))
         + 4 * removed.rows.shape[1] * _ROUNDOFF * removed.largest_row_sum()
@@ -367,24 +378,24 @@ def _epsilon(point: _Point, removed: BandedMatrix, product: BandedMatrix) -> flo
 
 
 def _removed(dual: BandedMatrix, allowed: FloatArray) -> BandedMatrix:
-    """E: all of V0 within the band, but for a diagonal that is allowed."""
+    """Returns E: V0 within the band, minus the diagonal that the constraint allows."""
     rows = dual.rows.copy()
     rows[:, dual.lower] -= allowed
     return BandedMatrix(dual.lower, dual.upper, rows)
 
 
 def _off_diagonal_sums(matrix: BandedMatrix) -> FloatArray:
-    """(n,): the sums of magnitudes off the diagonal of each row."""
+    """Returns (n,) sums of the magnitudes off the diagonal, for each row."""
     return np.asarray(np.sum(np.abs(matrix.rows), axis=1) - np.abs(matrix.diagonal))
 
 
 def _outer(values: FloatArray, lower: int, upper: int) -> FloatArray:
-    """The rows of a banded matrix of v_i v_j."""
+    """Returns the rows of a banded matrix with the entries v_i v_j."""
     padded = np.concatenate([np.zeros(lower), values, np.zeros(upper)])
     windows = np.lib.stride_tricks.sliding_window_view(padded, lower + upper + 1)
     return np.asarray(values[:, np.newaxis] * windows)
 
 
 def _operator_norm(matrix: BandedMatrix) -> float:
-    """At least the operator norm: the root of the largest sums of rows and of columns."""
+    """Bounds the operator norm from above, by the largest sums of rows and of columns."""
     return float(np.sqrt(matrix.largest_row_sum() * matrix.transposed().largest_row_sum()))

@@ -1,4 +1,4 @@
-r"""The dual of the least total squared error under (k, b)-participation.
+r"""The dual of the least total squared error under (k, b)-participation, and its search.
 
 The problem (BandMF Problem 1; Choquette-Choo et al., multi-epoch MF): minimise
 tr(A^T A X^-1) over positive definite X = C^T C with sum_{i, j in p} |X[i, j]| <= 1 for
@@ -86,45 +86,52 @@ from mf_aggregators.factorizations.searches import PatternLayout, weighted, weig
 from mf_aggregators.kernel.numbers import FloatArray, IntArray
 from mf_aggregators.linear_algebra import nuclear_norm_from_below
 
-# The fewest blocks, and the fewest rounds in classes of one, that are faster than one large matrix.
+# The fewest blocks, and the fewest rounds for classes of one round, with which block tridiagonal
+# roots are faster than one large matrix.
 _LEAST_BLOCKS, _LEAST_SINGLE_ROUNDS = 24, 512
-# Eigenvalues of H are off by rounding of the largest of them, and roots follow from the least.
+# The largest condition number of H for its roots: rounding changes eigenvalues by a share of the
+# largest, and the roots depend on the least.
 _LARGEST_CONDITION = 1e13
-# The barrier m begins with this share over n, falls by a factor once steps are short, and ends with
-# this share of the gap that is to be certified, over the number of logarithms.
+# The barrier m of the central path: its first value is this share over n; it falls by a factor once
+# steps are short; and its last value is this share of the gap that is to be certified, over the
+# number of logarithms.
 _FIRST_BARRIER, _FALL_OF_BARRIER, _LAST_BARRIER = 0.1, 0.2, 0.3
-# Squared lengths of steps, relative to n, of a point that is near the path.
+# A point counts as near the central path if its step's squared length, over n times the barrier, is
+# below this.
 _NEAR_PATH = 0.1
-# The barrier, relative to the last one, to begin with where a good start is known.
+# The first barrier, relative to the last one, if a good start is known.
 _BARRIER_NEAR_OPTIMUM = 10.0
-# How far steps go towards a singular V or a weight of zero: further ones lose the path.
+# A step goes at most this share of the way to a singular V or to a weight of zero: longer steps
+# lose the path.
 _SHARE_OF_WALL = 0.6
-# The quadrature in logarithms: the step between points, and how far it reaches beyond either end;
-# and the least singular value that it covers, relative to the barrier.
+# The quadrature over the logarithm of x: the step between points, how far it reaches beyond both
+# ends, and the least singular value that it covers, relative to the barrier.
 _STEP_OF_QUADRATURE, _BEFORE, _BEYOND, _BESIDE_BARRIER = 1.2, 5.0, 2.0, 1e-2
 _TINY = 1e-300
 _MOST_STEPS = 100
-# The least weight of a round that counts, relative to the largest.
+# Rounds with a smaller weight than this, relative to the largest, are left out of the bound.
 _LEAST_WEIGHT = 1e-18
-# Steps and limits of the number of shifts, and the points at which errors are measured.
+# The step and the limit of the number of shifts in a root, the largest condition number, the number
+# of points at which errors are measured, and the accepted error.
 _MORE_SHIFTS = 4
 _MOST_SHIFTS = 100
 _LARGEST_CONDITION_OF_ROOTS = 1e15
 _POINTS = 400
 _RELATIVE_ERROR = 1e-13
-# Elliptic functions as sums of hyperbolic ones: further images are below rounding.
+# Elliptic functions are sums of hyperbolic ones over these images; further images are below
+# rounding.
 _IMAGES = np.arange(-16, 17)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _PatternRoot:
-    """The root R of L^T A^T A L.
+    """The root R = (L^T A^T A L)^1/2 of the dual, as far as it was computed.
 
     Attributes:
-      trace: Its trace.
-      blocks: (b, K, K) blocks of the classes; entries of no round are not defined.
-      half: (n, n) Y with Y Y^T = R, rounds by class; None where that was not computed.
-      rows: (n,) diagonal of (A L L^T A^T)^1/2; None where that was not computed.
+      trace: The trace of R.
+      blocks: (b, K, K) blocks of R for the classes; entries for missing rounds are not defined.
+      half: (n, n) Y with Y Y^T = R, rounds by class; None if it was not computed.
+      rows: (n,) diagonal of (A L L^T A^T)^1/2; None if it was not computed.
     """
 
     trace: float
@@ -134,16 +141,16 @@ class _PatternRoot:
 
 
 class _PatternSpectra:
-    """Computes the roots for one workload, here of any kind by dense matrices.
+    """Computes the dual's roots R for one workload, by dense matrices, for any structure.
 
     Attributes:
-      has_cheap_roots: Whether a root by blocks takes much less time than a whole one.
+      has_cheap_roots: Whether the blocks of a root take much less time than the whole root.
     """
 
     has_cheap_roots = False
 
     def __init__(self, workload: FloatArray, layout: PatternLayout) -> None:
-        """Arranges A by class.
+        """Arranges the columns of A by class of rounds.
 
         Args:
           workload: A, an (n, n) lower-triangular array.
@@ -154,15 +161,17 @@ class _PatternSpectra:
 
     @functools.cached_property
     def _gram(self) -> FloatArray:
-        """A^T A."""
+        """The Gram matrix A^T A, rounds by class."""
         return np.asarray(self._by_class.T @ self._by_class)
 
     def root(self, factors: FloatArray, row_weights: FloatArray | None = None) -> _PatternRoot:
-        """Returns the root for diag(w)^1/2 A, here by one eigendecomposition.
+        """Returns the root R for diag(w)^1/2 A, by one eigendecomposition.
 
         Args:
-          factors: (b, K, K) lower-triangular blocks of L, the identity's where no round is.
-          row_weights: (n,) w of the rounds, above zero; None for ones, and for no ``rows``.
+          factors: (b, K, K) lower-triangular blocks of L, with the identity's entries for missing
+            rounds.
+          row_weights: (n,) weights w of the rounds, above zero; None for ones, and then ``rows`` is
+            None.
         """
         roots, half, left = self._decomposed(factors, row_weights)
         rows = None if left is None else np.square(left) @ roots
@@ -177,7 +186,7 @@ class _PatternSpectra:
     def _decomposed(
         self, factors: FloatArray, row_weights: FloatArray | None
     ) -> tuple[FloatArray, FloatArray, FloatArray | None]:
-        """Singular values and right vectors of diag(w)^1/2 A L; left ones for weights."""
+        """Returns singular values and right vectors of diag(w)^1/2 A L; with w, left ones too."""
         if row_weights is None:
             left = self._layout.blocks_times(factors.transpose(0, 2, 1), self._gram)
             gram = self._layout.times_blocks(left, factors)
@@ -191,36 +200,36 @@ class _PatternSpectra:
         return roots, vectors, None if row_weights is None else product @ vectors / roots
 
     def _product(self, factors: FloatArray, row_weights: FloatArray | None) -> FloatArray:
-        """(n, n) diag(w)^1/2 A L, columns by class."""
+        """Returns the (n, n) matrix diag(w)^1/2 A L, with its columns by class."""
         return self._layout.times_blocks(weighted(self._by_class, row_weights), factors)
 
     def nuclear_norm(self, factors: FloatArray, row_weights: FloatArray | None) -> float:
-        """Returns a lower bound on the nuclear norm of diag(w)^1/2 A L, in spite of rounding.
+        """Returns a lower bound on the nuclear norm of diag(w)^1/2 A L, rounding included.
 
         Args:
           factors: L, as for :meth:`root`.
-          row_weights: The same.
+          row_weights: The weights, as for :meth:`root`.
         """
         return nuclear_norm_from_below(self._product(factors, row_weights))
 
     def whole(self, root: _PatternRoot, factors: FloatArray) -> FloatArray:
-        """Returns (n, n) R, rounds by class.
+        """Returns the whole (n, n) matrix R, rounds by class.
 
         Args:
-          root: What is known of it.
-          factors: The L that it belongs to.
+          root: The root as far as it was computed.
+          factors: The L that the root belongs to.
         """
         assert root.half is not None
         return root.half @ root.half.T
 
 
 class _TridiagonalSpectra(_PatternSpectra):
-    """The spectra for one participation and a workload with an inverse of one or two bands."""
+    """Roots of the dual for one participation, if A^-1 has one or two bands: H is tridiagonal."""
 
     def __init__(
         self, workload: FloatArray, inverse_bands: FloatArray, layout: PatternLayout
     ) -> None:
-        """Keeps D.
+        """Keeps the bands of D = A^-1.
 
         Args:
           workload: A, an (n, n) lower-triangular array.
@@ -234,7 +243,7 @@ class _TridiagonalSpectra(_PatternSpectra):
     def _scaled(
         self, factors: FloatArray, row_weights: FloatArray | None
     ) -> tuple[FloatArray, FloatArray]:
-        """The diagonal of L^-1 D, and the entries below it."""
+        """Returns the diagonal of L^-1 D, and the entries below the diagonal."""
         bands = weighted_inverse(self._bands, row_weights) / factors[:, 0]
         return bands[:, 0], bands[1:, 1]
 
@@ -256,7 +265,7 @@ class _TridiagonalSpectra(_PatternSpectra):
         return roots, vectors, left * roots
 
     def nuclear_norm(self, factors: FloatArray, row_weights: FloatArray | None) -> float:
-        """Returns a lower bound on the nuclear norm."""
+        """Returns a lower bound on the nuclear norm of diag(w)^1/2 A L."""
         on, below = self._scaled(factors, row_weights)
         size, off_diagonal = 2 * len(on), np.empty(2 * len(on) - 1)
         off_diagonal[0::2], off_diagonal[1::2] = np.abs(on), np.abs(below)
@@ -268,14 +277,14 @@ class _TridiagonalSpectra(_PatternSpectra):
 
 
 class _BandedPatternSpectra(_PatternSpectra):
-    """The spectra for a workload with an inverse of few bands."""
+    """Roots of the dual for a workload with an inverse of few bands: H is block tridiagonal."""
 
     has_cheap_roots = True
 
     def __init__(
         self, workload: FloatArray, inverse_bands: FloatArray, layout: PatternLayout
     ) -> None:
-        """Arranges D D^T.
+        """Computes the blocks of D D^T between classes, and folds classes into pairs.
 
         Args:
           workload: A, an (n, n) lower-triangular array.
@@ -286,7 +295,7 @@ class _BandedPatternSpectra(_PatternSpectra):
         columns = layout.rows_by_class(workload.T[layout.order])
         self._gram_blocks = np.matmul(columns, columns.transpose(0, 2, 1))
         self._joints = _joints(inverse_bands, layout)
-        # Class c is folded onto class b - 1 - c.
+        # The classes c and b - 1 - c share a block.
         classes = np.arange(layout.separation)
         folded = np.minimum(classes, layout.separation - 1 - classes)
         is_later = classes > layout.separation - 1 - classes
@@ -295,17 +304,17 @@ class _BandedPatternSpectra(_PatternSpectra):
 
     @staticmethod
     def is_faster(num_inverse_bands: int, layout: PatternLayout) -> bool:
-        """Returns whether the blocks are small enough to be faster than one large matrix."""
+        """Returns whether roots by blocks are faster than roots by one large matrix."""
         reach = num_inverse_bands - 1
         least = max(2 * reach * _LEAST_BLOCKS, _LEAST_SINGLE_ROUNDS if layout.positions == 1 else 0)
         return reach > 0 and layout.separation >= least
 
     def root(self, factors: FloatArray, row_weights: FloatArray | None = None) -> _PatternRoot:
-        """Returns the root without its half, unless there are weights or H is ill-conditioned."""
+        """Returns the root by blocks, or by a dense matrix with weights or an ill-conditioned H."""
         if row_weights is not None:
             return super().root(factors, row_weights)
         diagonal, above, least = self._blocks(factors)
-        # Written so that NaN is ill-conditioned.
+        # Written so that NaN counts as ill-conditioned.
         if not _largest_row_sum(diagonal, above) <= _LARGEST_CONDITION * least:
             return super().root(factors)
         folded = _inverse_root_blocks(diagonal, above, least)
@@ -316,7 +325,7 @@ class _BandedPatternSpectra(_PatternSpectra):
         return _PatternRoot(float(np.sum(diagonals[self._layout.exists])), blocks, None)
 
     def whole(self, root: _PatternRoot, factors: FloatArray) -> FloatArray:
-        """Returns R."""
+        """Returns the whole root R."""
         if root.half is not None:
             return super().whole(root, factors)
         diagonal, above, least = self._blocks(factors)
@@ -327,9 +336,10 @@ class _BandedPatternSpectra(_PatternSpectra):
         return folded[np.ix_(rows, rows)]
 
     def _blocks(self, factors: FloatArray) -> tuple[FloatArray, FloatArray, float]:
-        """H: (B, s, s) diagonal blocks, (B - 1, s, s) to their right, and its least eigenvalue.
+        """Returns H as diagonal blocks and blocks to their right, and a bound on its eigenvalues.
 
-        The latter is bounded from below by the inverse of the trace of L^T A^T A L.
+        The blocks have shapes (B, s, s) and (B - 1, s, s). The lower bound on the least eigenvalue
+        is the inverse of the trace of L^T A^T A L.
         """
         least = 1.0 / float(np.sum(np.matmul(self._gram_blocks, factors) * factors))
         inverse_factors = np.linalg.inv(factors)
@@ -337,7 +347,7 @@ class _BandedPatternSpectra(_PatternSpectra):
         num_blocks, places = int(np.max(self._block)) + 1, 2 * (len(self._joints) - 1)
         shape = (num_blocks, places, places, positions, positions)
         diagonal, above = np.zeros(shape), np.zeros((num_blocks - 1, *shape[1:]))
-        # A block with fewer classes has rows of the identity.
+        # A block with fewer classes than places is filled up with rows of the identity.
         diagonal[:, np.arange(places), np.arange(places)] = np.eye(positions)
         classes = np.arange(separation)
         for lag, joints in enumerate(self._joints):
@@ -364,7 +374,7 @@ class _BandedPatternSpectra(_PatternSpectra):
 def _spectra_of(
     workload: FloatArray, inverse_bands: FloatArray | None, layout: PatternLayout
 ) -> _PatternSpectra:
-    """Returns the spectra that are fastest.
+    """Returns the fastest way to compute roots for a workload.
 
     Args:
       workload: A, an (n, n) lower-triangular array.
@@ -381,22 +391,23 @@ def _spectra_of(
 
 
 def _joints(inverse_bands: FloatArray, layout: PatternLayout) -> FloatArray:
-    """(w, b, K, K): D D^T between class c and the class t later, by t and c.
+    """Returns (w, b, K, K): the block of D D^T between class c and the class t later, by t and c.
 
-    Rows of no round are those of the identity.
+    Rows of missing rounds are rows of the identity.
     """
     num_rounds, width = inverse_bands.shape
     separation, positions = layout.separation, layout.positions
     joints = np.zeros((width, separation, positions, positions))
     rounds, exists = layout.rounds, layout.exists
     for lag in range(width):
-        # (D D^T)[i, i + lag], of the columns that both rows have entries in.
+        # The products are (D D^T)[i, i + lag], summed over the columns in which both rows have
+        # entries.
         products = np.zeros(num_rounds)
         later = num_rounds - lag
         for t in range(width - lag):
             products[:later] += inverse_bands[:later, t] * inverse_bands[lag:, t + lag]
         classes, places = np.nonzero(exists & (rounds + lag < num_rounds))
-        # After the last class comes the first one, a position later.
+        # The class after the last one is the first class, one position later.
         later_places = places + (classes + lag) // separation
         joints[lag, classes, places, later_places] = products[rounds[classes, places]]
     classes, places = np.nonzero(~exists)
@@ -405,22 +416,22 @@ def _joints(inverse_bands: FloatArray, layout: PatternLayout) -> FloatArray:
 
 
 class _MultiplierCone:
-    """The multipliers V by free variables z: weights first, then entries off the diagonal.
+    """The multipliers V as a linear function of free variables z: weights, then other entries.
 
     Attributes:
       layout: The classes of rounds.
-      equal_norms: Whether X[i, i] is the same for all rounds. Then each round has a weight V[i, i],
-        otherwise each class.
-      rows: (N,) of the entries of V that may be other than zero, rounds by class; the n entries of
-        the diagonal are the first.
-      columns: (N,), the same for columns.
+      equal_norms: Whether X[i, i] is the same for all rounds. If it is, each round has a weight
+        V[i, i]; otherwise each class has one.
+      rows: (N,) row indices of the entries of V that may be other than zero, rounds by class; the n
+        entries of the diagonal come first.
+      columns: (N,) column indices of these entries.
       num_weights: The number of weights.
-      cost_of_weight: The most that tr(V X) can be is the sum of the weights times this.
-      costs: (m,): the most that tr(V X) can be is ``costs @ z``.
+      cost_of_weight: tr(V X) is at most the sum of the weights times this number.
+      costs: (m,): tr(V X) is at most ``costs @ z``.
     """
 
     def __init__(self, layout: PatternLayout, equal_norms: bool) -> None:
-        """Lists the entries.
+        """Lists the entries of V that may be other than zero.
 
         Args:
           layout: The classes.
@@ -433,7 +444,7 @@ class _MultiplierCone:
         pairs = [by_class[:, ends] for ends in np.tril_indices(layout.positions, -1)]
         both = (pairs[0] >= 0) & (pairs[1] >= 0)
         self.rows, self.columns = (np.append(diagonal, ends[both]) for ends in pairs)
-        # Rounds of a class follow on one another.
+        # The rounds of a class are adjacent in this order, so a class begins at its first round.
         self._starts = diagonal if equal_norms else by_class[:, 0]
         self.num_weights = len(self._starts)
         self.cost_of_weight = 1.0 / layout.positions if equal_norms else 1.0
@@ -441,30 +452,30 @@ class _MultiplierCone:
         self.costs[: self.num_weights] = self.cost_of_weight
 
     def entries(self, free: FloatArray) -> FloatArray:
-        """Returns the (N,) entries of V.
+        """Returns the (N,) listed entries of V.
 
         Args:
-          free: (m,) z.
+          free: (m,) z, the free variables.
         """
         sizes = np.diff(self._starts, append=self.layout.num_rounds)
         diagonal = np.repeat(free[: self.num_weights], sizes)
         return np.concatenate([diagonal, free[self.num_weights :]])
 
     def gathered(self, slopes: FloatArray) -> FloatArray:
-        """Returns (m, ...) slopes by z: the adjoint of :meth:`entries`.
+        """Returns (m, ...) slopes by z from slopes by entries: the adjoint of :meth:`entries`.
 
         Args:
-          slopes: (N, ...) by the entries.
+          slopes: (N, ...) slopes by the entries.
         """
         num_rounds = self.layout.num_rounds
         by_weights = np.add.reduceat(slopes[:num_rounds], self._starts)
         return np.concatenate([by_weights, slopes[num_rounds:]])
 
     def roots_of_diagonal(self, free: FloatArray) -> FloatArray:
-        """Returns (N - n,) roots of V[i, i] V[j, j] for the entries off the diagonal.
+        """Returns (N - n,) roots of V[i, i] V[j, j], for the entries of V off the diagonal.
 
         Args:
-          free: (m,) z, of which weights alone count.
+          free: (m,) z, of which only the weights are used.
         """
         num_rounds = self.layout.num_rounds
         diagonal = self.entries(free)[:num_rounds]
@@ -472,10 +483,10 @@ class _MultiplierCone:
         return np.asarray(np.sqrt(diagonal[rows] * diagonal[columns]))
 
     def blocks(self, free: FloatArray) -> FloatArray:
-        """Returns (b, K, K) blocks of V, ones on the diagonal where no round is.
+        """Returns (b, K, K) blocks of V, with ones on the diagonal for missing rounds.
 
         Args:
-          free: (m,) z.
+          free: (m,) z, the free variables.
         """
         layout = self.layout
         blocks = np.tile(np.eye(layout.positions), (layout.separation, 1, 1))
@@ -492,16 +503,17 @@ class _MultiplierCone:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Evaluation:
-    """The dual at one V = L L^T.
+    """The dual bound at one V = L L^T, with its gradient.
 
     Attributes:
-      estimated_bound: The lower bound on the squared error, up to rounding.
-      gram_blocks: (b, K, K) blocks of X for the classes; entries of no round are not defined.
+      estimated_bound: The lower bound on the squared error, which rounding may have raised.
+      gram_blocks: (b, K, K) blocks of X for the classes; entries for missing rounds are not
+        defined.
       factors: (b, K, K) blocks of L.
-      root: (L^T A^T A L)^1/2, as far as it is known.
-      weights: (b, 1) of classes, or (b, K) of positions.
+      root: (L^T A^T A L)^1/2, as far as it was computed.
+      weights: (b, 1) weights of classes, or (b, K) of positions.
       correlations: (b, pairs) entries V[i, j] / (V[i, i] V[j, j])^1/2.
-      row_weights: (n,) w of the rounds, for the maximum; None for the mean.
+      row_weights: (n,) weights w of the rounds, for the maximum; None for the mean.
     """
 
     estimated_bound: float
@@ -514,10 +526,10 @@ class Evaluation:
 
     @property
     def distance(self) -> float:
-        """Of the order of the gap for one participation: how far X is from feasible.
+        """A measure of how far X is from feasible, of the order of the gap for one participation.
 
-        The mean squared deviation of diag X from one, and for the largest error also half of the
-        excess of the largest error over their weighted mean.
+        It is the mean squared deviation of diag X from one. For the largest error, half of the
+        excess of the largest error over the weighted mean of the errors is added.
         """
         weights, trace = self.weights[:, 0], self.root.trace
         deviations = self.gram_blocks[:, 0, 0] * (np.sum(weights) / trace) - 1.0
@@ -529,14 +541,14 @@ class Evaluation:
 
 
 class MultiEpochDual:
-    """The dual bound on the squared error of one workload, for one class of matrices.
+    """The dual bound on the squared error of one workload, for matrices with given classes.
 
     Attributes:
-      cone: V by weights and entries off the diagonal.
-      weights_mask: Which weights there are, (b, 1) of classes or, with equal column norms,
-        (b, K) of positions.
-      pairs: Rows and columns, each (pairs,), of positions of a class.
-      pair_exists: (b, pairs): whether both are rounds.
+      cone: V as a function of its weights and entries off the diagonal.
+      weights_mask: Which weights exist, (b, 1) of classes or, with equal column norms, (b, K) of
+        positions.
+      pairs: Rows and columns, each (pairs,), of the pairs of positions of a class.
+      pair_exists: (b, pairs): whether both positions of a pair are rounds.
       has_cheap_roots: Whether an evaluation takes much less time than a whole matrix X.
     """
 
@@ -548,7 +560,7 @@ class MultiEpochDual:
         *,
         equal_column_norms: bool,
     ) -> None:
-        """Prepares the roots.
+        """Prepares the computation of roots for a workload.
 
         Args:
           workload: A, an (n, n) lower-triangular array.
@@ -566,23 +578,23 @@ class MultiEpochDual:
         self.has_cheap_roots = self._spectra.has_cheap_roots
 
     def _correlation_blocks(self, correlations: FloatArray) -> FloatArray:
-        """(b, K, K) blocks of R."""
+        """Returns (b, K, K) blocks of the correlation matrix R from its (b, pairs) entries."""
         rows, columns = self.pairs
         blocks = np.tile(np.eye(self._layout.positions), (len(correlations), 1, 1))
         blocks[:, rows, columns] = blocks[:, columns, rows] = correlations
         return blocks
 
     def _roots(self, weights: FloatArray) -> FloatArray:
-        """(b, K) roots of the diagonal of V; ones where no round is."""
+        """Returns (b, K) roots of the diagonal of V; ones for missing rounds."""
         return np.where(self._layout.exists, np.sqrt(weights), 1.0)
 
     def correlations(self, rows: FloatArray) -> FloatArray:
-        """(b, pairs) entries of R = L L^T."""
+        """Returns (b, pairs) entries of the correlation matrix R = L L^T."""
         correlations = np.matmul(rows, rows.transpose(0, 2, 1))
         return np.asarray(correlations[:, self.pairs[0], self.pairs[1]])
 
     def factors(self, base: FloatArray, entries: FloatArray) -> FloatArray:
-        """(b, K, K) L_0 (I + E), before its rows are scaled, from (b, pairs) entries of E."""
+        """Returns (b, K, K) L_0 (I + E) from (b, pairs) entries of E, before rows are scaled."""
         factors = np.tile(np.eye(self._layout.positions), (len(entries), 1, 1))
         factors[:, self.pairs[0], self.pairs[1]] = entries
         return np.asarray(np.matmul(base, factors))
@@ -590,16 +602,16 @@ class MultiEpochDual:
     def at(
         self, weights: FloatArray, correlations: FloatArray, row_weights: FloatArray | None = None
     ) -> Evaluation:
-        """The bound and its gradient by V, which are the blocks of X with X V X = A^T A.
+        """Returns the bound at a V and its gradient by V: the blocks of X with X V X = A^T A.
 
-        With weights on rows, those of diag(w)^1/2 A, whose bound is divided by the sum of w.
+        If there are weights on rows, the bound is that of diag(w)^1/2 A divided by the sum of w.
         """
         roots = self._roots(weights)
         multipliers = self._correlation_blocks(correlations) * roots[:, np.newaxis]
         factors = np.linalg.cholesky(multipliers * roots[:, :, np.newaxis])
         # With V = L L^T, the trace of R = (L^T A^T A L)^1/2 is that of (A V A^T)^1/2.
         root = self._spectra.root(factors, row_weights)
-        # X = L^-T R L^-1.
+        # The blocks of X are those of L^-T R L^-1.
         inverse_factors = np.linalg.inv(factors)
         gram_blocks = np.matmul(
             np.matmul(inverse_factors.transpose(0, 2, 1), root.blocks), inverse_factors
@@ -615,28 +627,29 @@ class MultiEpochDual:
         )
 
     def _total(self, weights: FloatArray, row_weights: FloatArray | None) -> float:
-        """An upper bound on tr(V X), times the sum of w."""
+        """Returns an upper bound on tr(V X), times the sum of the row weights w."""
         total = self.cone.cost_of_weight * float(np.sum(weights))
         return total * (1.0 if row_weights is None else float(np.sum(row_weights)))
 
     def bound_from_below(self, evaluation: Evaluation) -> float:
-        """The lower bound on the squared error, in spite of rounding: by singular values of A L."""
+        """Returns a lower bound on the squared error, rounding included, by singular values."""
         norm = self._spectra.nuclear_norm(evaluation.factors, evaluation.row_weights)
         return norm**2 / self._total(evaluation.weights, evaluation.row_weights)
 
     def by_weights(self, evaluation: Evaluation) -> FloatArray:
-        """The derivative of 2 tr(R) by the weights: X summed with the slopes of V."""
+        """Returns the derivative of 2 tr(R) by the weights."""
         exists, roots = self._layout.exists, self._roots(evaluation.weights)
         both = exists[:, np.newaxis] & exists[:, :, np.newaxis]
         slopes = evaluation.gram_blocks * self._correlation_blocks(evaluation.correlations)
-        # V[i, j] = R[i, j] (s_i s_j)^1/2: half of each pair for each of its ends.
+        # Since V[i, j] = R[i, j] (s_i s_j)^1/2, half of each pair's slope belongs to each of its
+        # rounds.
         by_diagonal = np.sum(np.where(both, slopes, 0.0) * roots[:, np.newaxis], axis=2) / roots
         if self.cone.equal_norms:
             return np.asarray(by_diagonal)
         return np.asarray(np.sum(by_diagonal, axis=1, keepdims=True))
 
     def by_correlations(self, evaluation: Evaluation) -> FloatArray:
-        """The derivative of 2 tr(R) by the correlations, (b, pairs)."""
+        """Returns the derivative of 2 tr(R) by the correlations, (b, pairs)."""
         rows, columns = self.pairs
         roots = self._roots(evaluation.weights)
         slopes = evaluation.gram_blocks[:, rows, columns] * roots[:, rows] * roots[:, columns]
@@ -645,7 +658,7 @@ class MultiEpochDual:
     def by_entries(
         self, base: FloatArray, slope: FloatArray, rows: FloatArray, norms: FloatArray
     ) -> FloatArray:
-        """The derivative by E's entries, from that by R's, L's rows and their norms before."""
+        """Returns the derivative by the entries of E, from the derivative by the correlations."""
         symmetric = np.zeros_like(rows)
         symmetric[:, self.pairs[0], self.pairs[1]] = slope
         symmetric += symmetric.transpose(0, 2, 1)
@@ -655,9 +668,10 @@ class MultiEpochDual:
         return np.where(self.pair_exists, by_rows[:, self.pairs[0], self.pairs[1]], 0.0)
 
     def gram_matrix(self, evaluation: Evaluation, *, by_class: bool = True) -> FloatArray:
-        """X in the order of rounds, feasible once it is scaled, and zero where it has to be.
+        """Returns X in the order of rounds, with zeros between rounds of one class.
 
-        Rounds are scaled by the sums of their classes, or not.
+        It is feasible once it is scaled. With ``by_class``, rounds are divided by the sums of their
+        classes first.
         """
         layout = self._layout
         scaled = np.linalg.inv(evaluation.factors)
@@ -677,14 +691,14 @@ class MultiEpochDual:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PathPoint:
-    """A point near the path.
+    """A point near the central path: weights w, multipliers V and a singular value decomposition.
 
     Attributes:
-      barrier: m.
-      row_weights: (r,) w, of the rounds that count; of all rounds the sum is one.
+      barrier: The barrier m.
+      row_weights: (r,) weights w of the rounds that count; over all rounds the sum is one.
       free: (m,) z, of total one.
       factors: (b, K, K) blocks of L, V = L L^T.
-      inverse_factors: Those of L^-1.
+      inverse_factors: (b, K, K) blocks of L^-1.
       root_sum: f.
       left: (r, r) U.
       values: (r,) singular values s over their sum.
@@ -703,15 +717,15 @@ class PathPoint:
 
     @property
     def estimated_bound(self) -> float:
-        """The lower bound on the squared error, up to rounding."""
+        """The lower bound on the squared error, which rounding may have raised."""
         return self.root_sum**2
 
 
 class CentralPath:
-    """The path of one workload.
+    """Follows the central path of one workload to the optimum of the dual.
 
     Attributes:
-      cone: The multipliers that there are.
+      cone: The multipliers V as a function of free variables.
       free_rows: Whether the weights of rounds are free.
     """
 
@@ -722,18 +736,18 @@ class CentralPath:
         row_weights: FloatArray | None,
         relative_gap: float,
     ) -> None:
-        """Begins.
+        """Prepares the path.
 
         Args:
           workload: A, an (n, n) array.
-          cone: The multipliers that there are.
-          row_weights: (n,) weights of the rounds, none below zero; None for the maximum.
+          cone: The multipliers V as a function of free variables.
+          row_weights: (n,) weights of the rounds, not negative; None for the maximum.
           relative_gap: The gap that is to be certified.
         """
         num_rounds = len(workload)
         self.cone, self.free_rows = cone, row_weights is None
         row_weights = np.ones(num_rounds) if row_weights is None else row_weights
-        # Rounds of next to no weight are left out of the bound.
+        # Rounds of negligible weight are left out of the bound.
         counts = row_weights > _LEAST_WEIGHT * np.max(row_weights)
         self._row_weights = row_weights[counts] / np.sum(row_weights)
         self._by_class = workload[np.ix_(counts, cone.layout.order)]
@@ -741,10 +755,10 @@ class CentralPath:
         self._last_barrier = _LAST_BARRIER * relative_gap / logarithms
 
     def points(self, point: PathPoint | None = None) -> Iterator[PathPoint]:
-        """Yields points, nearer and nearer to the optimum, as far as rounding allows.
+        """Yields points of the path that approach the optimum, until rounding stops the steps.
 
         Args:
-          point: The first one; None for :meth:`start`.
+          point: The first point; None for that of :meth:`start`.
         """
         point = self.start() if point is None else point
         yield point
@@ -756,7 +770,7 @@ class CentralPath:
             yield point
 
     def near_optimum(self, row_weights: FloatArray, free: FloatArray) -> PathPoint:
-        """Returns the point to begin with where a good one is known.
+        """Returns the first point of the path from a start that is known to be good.
 
         Args:
           row_weights: (n,) w.
@@ -768,14 +782,14 @@ class CentralPath:
         return self.at(_BARRIER_NEAR_OPTIMUM * self._last_barrier, row_weights, free)
 
     def start(self) -> PathPoint:
-        """Returns the point to begin with, V diagonal."""
+        """Returns the usual first point of the path, at which V is diagonal."""
         cone = self.cone
         free = (cone.costs > 0.0) / np.sum(cone.costs)
         barrier = max(_FIRST_BARRIER / cone.layout.num_rounds, self._last_barrier)
         return self.at(barrier, self._row_weights, free)
 
     def at(self, barrier: float, row_weights: FloatArray, free: FloatArray) -> PathPoint:
-        """Returns a point.
+        """Returns the point with given barrier, weights of rounds and free variables.
 
         Args:
           barrier: m.
@@ -809,10 +823,10 @@ class CentralPath:
         )
 
     def bound_from_below(self, point: PathPoint) -> float:
-        """Returns the lower bound on the squared error, in spite of rounding.
+        """Returns a lower bound on the squared error at a point, rounding included.
 
         Args:
-          point: Any.
+          point: Any point.
         """
         product = self.cone.layout.times_blocks(
             weighted(self._by_class, point.row_weights), point.factors
@@ -823,10 +837,10 @@ class CentralPath:
         return nuclear_norm_from_below(product) ** 2 / total
 
     def gram_matrix(self, point: PathPoint) -> FloatArray:
-        """Returns (n, n) X of a matrix that is feasible once it is scaled.
+        """Returns the (n, n) matrix X of a point, which is feasible once it is scaled.
 
         Args:
-          point: Near the path.
+          point: A point near the path.
         """
         cone, layout = self.cone, self.cone.layout
         inverses = _inverses(point)
@@ -843,7 +857,7 @@ class CentralPath:
             by_class /= np.max(diagonal)
             diagonal = np.ones(num_rounds)
         else:
-            # The diagonal takes the rest of the sensitivity.
+            # The diagonal gets the part of the sensitivity that is left over.
             exists = layout.exists
             table = np.zeros(exists.shape)
             table[exists] = diagonal
@@ -856,10 +870,10 @@ class CentralPath:
         return gram
 
     def after(self, point: PathPoint) -> PathPoint:
-        """Returns the next point, by a step of Newton's method.
+        """Returns the point after one step of Newton's method.
 
         Args:
-          point: Where to step from.
+          point: The point to step from.
 
         Raises:
           LinAlgError: If rounding leaves no step.
@@ -867,7 +881,7 @@ class CentralPath:
         cone, num_rounds = self.cone, self.cone.layout.num_rounds
         curvature, slope = self._curvature(point)
         rows = num_rounds if self.free_rows else 0
-        # Steps keep both totals.
+        # Steps keep the totals of w and of z.
         totals = np.zeros((len(slope), 1 + self.free_rows))
         totals[:rows, 0], totals[rows:, -1] = point.row_weights[:rows], cone.costs
         scales = 1.0 / np.sqrt(np.diagonal(curvature))
@@ -881,7 +895,7 @@ class CentralPath:
         step = solved[:, 0] - solved[:, 1:] @ multipliers
         by_rows, by_free = step[:rows], step[rows:]
         change = cone.blocks(by_free)
-        # No round is no change.
+        # Missing rounds do not change.
         change[~cone.layout.exists] = 0.0
         relative = point.inverse_factors @ change @ point.inverse_factors.transpose(0, 2, 1)
         most = max(
@@ -898,11 +912,11 @@ class CentralPath:
         return self.at(barrier, row_weights, point.free + share * by_free)
 
     def _curvature(self, point: PathPoint) -> tuple[FloatArray, FloatArray]:
-        """Minus the Hessian, and the slope, by relative changes of w, if free, and by z."""
+        """Returns the negated Hessian and the slope, by relative changes of free w, and by z."""
         cone, barrier, values = self.cone, point.barrier, point.values
         num_rounds = len(point.dual)
         rows, columns = cone.rows, cone.columns
-        # The diagonal's share of a symmetric change by both triangles.
+        # A diagonal entry stands for both triangles of a symmetric change, so it counts half.
         halves = np.where(rows == columns, 0.5, 1.0)
         by_entries = np.zeros((len(rows),) * 2)
         between, by_rows = np.zeros((num_rounds, len(rows))), np.zeros((num_rounds,) * 2)
@@ -934,13 +948,13 @@ class CentralPath:
 
 
 def _inverses(point: PathPoint) -> FloatArray:
-    """(b, K, K) blocks of V^-1."""
+    """Returns (b, K, K) blocks of V^-1."""
     inverse_factors = point.inverse_factors
     return np.asarray(np.matmul(inverse_factors.transpose(0, 2, 1), inverse_factors))
 
 
 def _pair_products(matrix: FloatArray, rows: IntArray, columns: IntArray) -> FloatArray:
-    """(N, N): M[i, k] M[j, l] + M[i, l] M[j, k] for pairs (i, j) and (k, l)."""
+    """Returns (N, N) M[i, k] M[j, l] + M[i, l] M[j, k] for pairs (i, j) and (k, l)."""
     of_rows, of_columns = matrix[rows], matrix[columns]
     products = of_rows[:, rows] * of_columns[:, columns]
     products += of_rows[:, columns] * of_columns[:, rows]
@@ -948,10 +962,10 @@ def _pair_products(matrix: FloatArray, rows: IntArray, columns: IntArray) -> Flo
 
 
 def _inverse_square_root(least: float, largest: float) -> tuple[FloatArray, FloatArray]:
-    """Shifts and weights, (m,) above zero, of x^-1/2 as the sum of weights[j] / (x + shifts[j]).
+    """Returns (m,) shifts and weights: x^-1/2 is near the sum of weights[j] / (x + shifts[j]).
 
-    It has the fewest terms whose relative error is at most 1e-13 for x between two bounds; near the
-    limit of the condition number, 1e15, rounding may leave 1e-12.
+    The sum has the fewest terms with a relative error of at most 1e-13 for x between two bounds;
+    near the limit of the condition number, 1e15, rounding may leave an error of 1e-12.
 
     Raises:
       ValueError: If the bounds are not positive, or too far apart.
@@ -961,7 +975,7 @@ def _inverse_square_root(least: float, largest: float) -> tuple[FloatArray, Floa
             "the bounds must be positive, finite and by at most a factor of "
             f"{_LARGEST_CONDITION_OF_ROOTS:g} apart, found {least} and {largest}."
         )
-    # Equal bounds would make the period infinite.
+    # The ratio is limited, because equal bounds would make the period infinite.
     ratio = min(least / largest, 0.5)
     points = np.geomspace(least, largest, _POINTS)
     quarter, dual_quarter = scipy.special.ellipkm1(ratio), scipy.special.ellipk(ratio)
@@ -969,7 +983,8 @@ def _inverse_square_root(least: float, largest: float) -> tuple[FloatArray, Floa
     for count in range(_MORE_SHIFTS, _MOST_SHIFTS + 1, _MORE_SHIFTS):
         u = (np.arange(count) + 0.5) * quarter / count
         terms = scale / np.cosh(scale * (u[:, np.newaxis] - 2.0 * quarter * _IMAGES))
-        # Jacobi's functions of parameter 1 - ratio, which the series by the nome is slow for.
+        # These are Jacobi's functions of parameter 1 - ratio, for which the series by the nome is
+        # slow.
         dn = np.sum(terms, axis=1)
         cn = np.sum(terms * (-1.0) ** _IMAGES, axis=1) / np.sqrt(1.0 - ratio)
         shifts = least * (1.0 / cn**2 - 1.0)
@@ -983,7 +998,7 @@ def _inverse_square_root(least: float, largest: float) -> tuple[FloatArray, Floa
 def _eliminated(
     diagonal: FloatArray, above: FloatArray, least: float
 ) -> tuple[FloatArray, FloatArray]:
-    """Weights of shifts, and (B, m, s, s) inverses of the Schur complements of H + shift I."""
+    """Returns weights of shifts, and inverse Schur complements (B, m, s, s) of H + shift I."""
     shifts, weights = _inverse_square_root(least, max(_largest_row_sum(diagonal, above), least))
     shifted = shifts[:, np.newaxis, np.newaxis] * np.eye(diagonal.shape[1])
     inverses = np.empty((len(diagonal), *shifted.shape))
@@ -995,7 +1010,7 @@ def _eliminated(
 
 
 def _inverse_root_blocks(diagonal: FloatArray, above: FloatArray, least: float) -> FloatArray:
-    """Returns the diagonal blocks of H^-1/2.
+    """Returns the diagonal blocks of H^-1/2 for a block tridiagonal H.
 
     Args:
       diagonal: (B, s, s) diagonal blocks of H, symmetric and positive definite.
@@ -1019,23 +1034,25 @@ def _inverse_root_blocks(diagonal: FloatArray, above: FloatArray, least: float) 
 
 
 def _inverse_root(diagonal: FloatArray, above: FloatArray, least: float) -> FloatArray:
-    """Returns all of H^-1/2, in O(s (B s)^2) operations for each shift.
+    """Returns the whole matrix H^-1/2 for a block tridiagonal H.
+
+    It takes O(s (B s)^2) operations for each shift.
 
     Args:
-      diagonal: As :func:`_inverse_root_blocks` takes it.
-      above: The same.
-      least: The same.
+      diagonal: As in :func:`_inverse_root_blocks`.
+      above: As in :func:`_inverse_root_blocks`.
+      least: As in :func:`_inverse_root_blocks`.
 
     Returns:
       (B s, B s), symmetric.
 
     Raises:
-      ValueError: As there.
+      ValueError: As :func:`_inverse_root_blocks` raises it.
     """
     weights, inverses = _eliminated(diagonal, above, least)
     size = diagonal.shape[1]
     root = np.empty((len(diagonal) * size,) * 2)
-    # Rows of the inverses from the diagonal on, of one block after another from the last one up.
+    # The loop computes rows of the inverses from the diagonal on, from the last block to the first.
     rows = inverses[-1]
     for k in range(len(diagonal) - 1, -1, -1):
         here = slice(k * size, (k + 1) * size)
@@ -1050,7 +1067,7 @@ def _inverse_root(diagonal: FloatArray, above: FloatArray, least: float) -> Floa
 
 
 def _largest_row_sum(diagonal: FloatArray, above: FloatArray) -> float:
-    """Returns the largest sum of magnitudes of a row of H, which no eigenvalue exceeds.
+    """Returns the largest sum of magnitudes of a row of H: no eigenvalue is larger.
 
     Args:
       diagonal: (B, s, s) diagonal blocks of H.

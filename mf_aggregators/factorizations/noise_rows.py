@@ -1,4 +1,4 @@
-"""Noise rows of all rounds in real arithmetic, for inspection and for errors of training.
+"""Noise rows C^-1 Z of all rounds in real arithmetic, for inspection and for errors of training.
 
 Runs draw integer rows instead (``kernel.integers``).
 """
@@ -8,14 +8,14 @@ import numpy as np
 from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.kernel.rows import NoiseRecursion, WindowNoise
 
-# Rows that are made together.
+# The number of rows that are computed together.
 _ROWS_AT_A_TIME = 64
 
 
 def apply(recursion: NoiseRecursion, z: FloatArray) -> FloatArray:
-    """Returns C^-1 Z for a whole Z of shape (n, ...), in real arithmetic.
+    """Returns the noise C^-1 Z for a whole Z of shape (n, ...), in real arithmetic.
 
-    It is computed in float64 and has the dtype of Z, or float32 for integers.
+    The noise is computed in float64 and has the dtype of Z, or float32 if Z has integers.
 
     Args:
       recursion: The noising matrix.
@@ -45,7 +45,7 @@ def apply(recursion: NoiseRecursion, z: FloatArray) -> FloatArray:
 
 
 def dense(recursion: NoiseRecursion) -> FloatArray:
-    """Returns C^-1 as an (n, n) float64 array.
+    """Returns the dense noising matrix C^-1 as an (n, n) float64 array.
 
     Args:
       recursion: The noising matrix.
@@ -56,13 +56,13 @@ def dense(recursion: NoiseRecursion) -> FloatArray:
 
 
 def dense_rows(inverse: FloatArray) -> WindowNoise:
-    """Returns the rows of a dense C, each a combination of all rows of Z so far.
+    """Returns the noising matrix of a dense C: each row combines all earlier rows of Z.
 
     Args:
-      inverse: C^-1, (n, n) float64, lower triangular; entries above the diagonal do not count.
+      inverse: C^-1, (n, n) float64, lower triangular; entries above the diagonal are ignored.
 
     Raises:
-      ValueError: If it is not square, or an entry is not finite.
+      ValueError: If the array is not square, or an entry is not finite.
     """
     matrix = np.array(inverse, np.float64)
     num_rounds = len(matrix)
