@@ -268,11 +268,12 @@ class NoiseRecursion(abc.ABC):
         return np.vstack([rows, vectors])
 
     def row_norms(self) -> tuple[FloatArray, FloatArray]:
-        """Returns the L2 norms of rows of noise and of state vectors, as combinations of rows of Z.
+        """Returns at least the L2 norms of rows and of state vectors, as combinations of rows of Z.
 
         The matrix must be normalised. The norms are standard deviations if numbers of Z are
         independent with a standard deviation of one. They follow from the covariances of the kept
-        rows and vectors, block by block: in O(n b^2) operations for b bands.
+        rows and vectors, block by block: in O(n b^2) operations for b bands. What roundings may
+        take off is added, because covariances may cancel.
 
         Returns:
           (n,) float64 norms of the rows, and (m,) the largest norm of each state vector in any
@@ -283,23 +284,25 @@ class NoiseRecursion(abc.ABC):
             # With state vectors, each round is a block: a state vector may be larger within a
             # longer block than at its end.
             size = 1
-        maps: dict[object, FloatArray] = {}
-        squares, most = np.empty(self.num_rounds), np.zeros(vectors)
-        covariance = np.zeros((vectors, vectors))
+        maps: dict[object, tuple[FloatArray, FloatArray]] = {}
+        squares, most, covariance = np.ones(self.num_rounds), np.zeros(vectors), 0 * np.eye(vectors)
         with np.errstate(all="ignore"):
             for start in range(0, self.num_rounds, size):
                 end = min(start + size, self.num_rounds)
                 key = self._signature(start, end)
                 if key is None or key not in maps:
-                    maps[key] = self.linear_map(start, end)
-                # The block's rows of Z are independent of the kept rows and state vectors, so
-                # covariances add up.
-                kept, of_z = np.split(maps[key], [len(covariance)], axis=1)
-                after = kept @ covariance @ kept.T + of_z @ of_z.T
-                rows = end - start
-                squares[start:end] = np.diagonal(after)[:rows]
-                np.maximum(most, np.diagonal(after)[rows:], out=most)
-                first = rows - min(rows, self.num_earlier_rows)
+                    kept, of_z = np.split(self.linear_map(start, end), [len(covariance)], axis=1)
+                    # The block's rows of Z are independent of the kept rows and state vectors, so
+                    # covariances add up.
+                    maps[key] = kept, of_z @ of_z.T
+                kept, own = maps[key]
+                sizes = np.abs(kept) @ np.sqrt(np.diagonal(covariance)) + np.sqrt(np.diagonal(own))
+                after = kept @ covariance @ kept.T + own
+                # Errors are |e_ij| <= gamma s_i s_j, so that e is at most this diagonal matrix.
+                after.flat[:: len(after) + 1] += _gamma(4 * sum(kept.shape)) * len(kept) * sizes**2
+                squares[start:end], states = np.split(np.diagonal(after), [end - start])
+                np.maximum(most, states, out=most)
+                first = max(0, end - start - self.num_earlier_rows)
                 covariance = after[first:, first:]
             return np.sqrt(squares), np.sqrt(most)
 
