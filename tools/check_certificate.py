@@ -23,13 +23,14 @@ from typing import Any
 
 import numpy as np
 
-# Samples of a batch and in all. Numbers of Z: how many, deviation, tail, largest shift (sec. 6).
+# Samples of a batch and in all. For the integers that stand for Z (section 6): how many, their
+# deviation, tail and largest shift.
 BATCH, MOST, GOAL = 2**13, 2**27, math.log(1e6)
 NUMBERS, DEVIATION, TAIL, LARGEST_SHIFT = 2.0**40, 2147484672.0, 9.09086972e-28, 5.0
 
 
 def strategy_matrix(path: pathlib.Path) -> tuple[Any, bool]:
-    """Returns C, and whether rows follow from rounded rows, or from a state."""
+    """Reads the strategy matrix C, and whether noise rows follow from rounded rows or a state."""
     if path.suffix == ".npy":
         return np.load(path, allow_pickle=False), False
     path = path if (path / "arrays.npz").exists() else path / "factorization"
@@ -45,7 +46,8 @@ def strategy_matrix(path: pathlib.Path) -> tuple[Any, bool]:
     decays = zip(arrays.get("buffer_decays", ()), arrays.get("inverse_decays", ()), strict=True)
     blt: list[Any] = [([1.0, -zero], [1.0, -pole]) for pole, zero in decays]
     others = {"identity": blt, "toeplitz": [(column, [1])], "banded_inverse": [([1], column)]}
-    for above, below in blt or others[kind]:  # The generating function is above over below.
+    # The generating function of C's first column is the fraction above / below.
+    for above, below in blt or others[kind]:
         first = np.convolve(first, above)[:n]
         for t in range(n):
             past = first[max(t - len(below) + 1, 0) : t][::-1]
@@ -57,7 +59,7 @@ def strategy_matrix(path: pathlib.Path) -> tuple[Any, bool]:
 
 
 def bins(vectors: Any, order: int, rng: np.random.Generator) -> tuple[float, Any]:
-    """Returns log Z, and a sampler of sums of a of the v_S, in units of sigma."""
+    """Returns log Z, and a sampler of sums of ``order`` vectors v_S, in units of sigma."""
     gram, b = vectors.T @ vectors, vectors.shape[1]
     tuples = np.arange(b**order) // b ** np.arange(order)[:, None] % b
     logs = sum((gram[pair] for pair in itertools.combinations(tuples, 2)), np.zeros(b**order))
@@ -67,7 +69,7 @@ def bins(vectors: Any, order: int, rng: np.random.Generator) -> tuple[float, Any
 
 
 def coins(columns: Any, b: int, p: float, rng: np.random.Generator) -> tuple[Any, Any]:
-    """Returns a sampler of v_S, like bins: a coin in each round b or more after the last, and L."""
+    """Returns samplers as bins does, for a coin in each round b or more after the last, and L."""
     n, stay = len(columns), math.log1p(-p) if p < 1.0 else -math.inf
     first = np.append(1.0, np.full(b - 1, p)) / (1.0 + (b - 1) * p)
 
@@ -80,7 +82,8 @@ def coins(columns: Any, b: int, p: float, rng: np.random.Generator) -> tuple[Any
 
     def loss(exponents: Any) -> Any:
         logs = np.zeros((n + b, BATCH))
-        for t in reversed(range(n)):  # The columns of S are b or more apart, and orthogonal.
+        # The rounds of S are b or more apart, so that their columns are orthogonal.
+        for t in reversed(range(n)):
             logs[t] = np.logaddexp(stay + logs[t + 1], math.log(p) + exponents[t] + logs[t + b])
         return np.logaddexp.reduce(np.log(first)[:, None] + logs[:b])
 
@@ -91,7 +94,7 @@ def is_shown(delta: float, a: int, log_z: float, sums: Any, *pair: Any) -> bool:
     """Prints whether the numbers have a mean below delta; with a = 0, the second ones."""
     (vectors, rate, loss, eps, rng), count, total = pair, 0, np.zeros(2)
     half, v, k = 0.5 * np.sum(vectors**2, axis=0), rate * np.sum(vectors, axis=1), max(a - 1, 0)
-    most = rate * np.sum(half) - eps  # <v, x>, where L <= -epsilon.
+    most = rate * np.sum(half) - eps  # A bound on <v, x> if L <= -epsilon.
     c = 0.0 if a else max(0.0, -most / (v @ v))
     known = log_z + 0.5 * c**2 * (v @ v)
     m = math.exp(known + c * most - k * eps) * k**k / (k + 1) ** (k + 1)
@@ -131,7 +134,8 @@ def is_gaussian(c: Any, claim: dict[str, Any]) -> bool:
     if np.any(np.triu(c, 1)) or not np.all(np.diag(c)) or min(b, k) < 1:
         raise ValueError("C must be lower triangular and invertible, and timers at least 1")
     norm = largest_norm(c, min(b, n), min(k, -(-n // b)))
-    size = min(norm, float(claim.get("sensitivity", norm)))  # Statements round it up.
+    # Statements round the sensitivity up, so that ours may be smaller.
+    size = min(norm, float(claim.get("sensitivity", norm)))
     shift = norm / (claim.get("sigma") or claim["noise_multiplier"] * size)
     above, below = (math.erfc((eps / shift + sign * shift / 2) / 2**0.5) / 2 for sign in (-1, 1))
     print(f"sensitivity over sigma at most {shift:.9g}: delta {above - math.exp(eps) * below:.6g}")

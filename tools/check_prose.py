@@ -1,4 +1,4 @@
-"""Checks that few docstrings and comments are riddles.
+"""Checks that few docstrings and comments have words that make a sentence hard to decode.
 
     python tools/check_prose.py
 
@@ -24,7 +24,7 @@ _RIDDLES = re.compile(
 _HEADLESS = re.compile(
     r"(Of|By|As|Said|That of|Those of|However|Towards|Where|Beside|Without|Neither|Nor|So)\b"
 )
-# The most sentences with such a word: 31 had one when the limit was set.
+# The most sentences that may have such a word: 31 had one when this limit was set.
 _MOST = 60
 
 
@@ -49,14 +49,14 @@ def _comments(source: str) -> Iterator[str]:
 
 
 def riddles(source: str) -> list[str]:
-    """Returns the first sentences of docstrings and the comments that a reader has to decode."""
+    """Returns the first sentences of docstrings, and the comments, that have such words."""
     sentences, comments = list(_first_sentences(source)), list(_comments(source))
     found = [each for each in sentences + comments if _RIDDLES.search(each)]
     return found + [each for each in comments if _HEADLESS.match(each)]
 
 
 def main() -> int:
-    """Prints the riddles if there are too many, and returns the exit status."""
+    """Prints the sentences with such words if there are too many; returns the exit status."""
     folders = {each.parent for each in ROOT.glob("[a-z]*/*.py")} - {ROOT / "tests"}
     files = [path for folder in sorted(folders) for path in sorted(folder.rglob("*.py"))]
     found = [

@@ -37,7 +37,7 @@ import quickstart
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PACKAGES = ("mf_aggregators", "simulations", "stackoverflow_nwp")
-# Files that build tools add to a source archive.
+# Files that build tools add to a source archive, and that the repository does not have.
 _ADDED_TO_SOURCES = ("PKG-INFO", "setup.cfg", "mf_aggregators.egg-info/")
 _OLDEST = "lowest-direct"
 _BILL_OF_MATERIALS = "mf_aggregators-sbom.cdx.json"
@@ -53,7 +53,7 @@ _MATHEMATICS = (
     "--delta=1e-3 --model_size=1000 --sampling=poisson",
     "simulate-participation --population=60 --clients_per_round=5 --num_rounds=8 --separation=3",
 )
-# Fields of their output that must agree everywhere, to this many digits.
+# Fields of the commands' output that must agree in all environments, to this many digits.
 _COMPARED = ("rmse", "max_error", "sensitivity", "epsilon", "noise_multiplier", "recommended")
 _DIGITS = ".6g"
 _FEDERATED = (
@@ -67,23 +67,23 @@ _FEDERATED = (
     "--lstm_size=4 --dataset=notes.sqlite --delta=1e-2 --output_dir=words",
     "mf-audit --mechanism=identity --num_rounds=4 --canaries=250",
 )
-# A command that needs packages which are not installed, and says which.
+# A command that needs packages which are not installed, and has to say which.
 _REFUSED = "run-digits --num_rounds=2 --output_dir=refused"
 
 
 class ReleaseError(Exception):
-    """A release is wrong; the message says how."""
+    """A release has a fault; the message says which."""
 
 
 class Archives(NamedTuple):
-    """A release: two files."""
+    """The two files of a release: the wheel and the source archive."""
 
     wheel: pathlib.Path
     sources: pathlib.Path
 
 
 def version() -> str:
-    """Returns the version that the library states."""
+    """Returns the version of the library, from its source."""
     path = ROOT / "mf_aggregators" / "version.py"
     spec = importlib.util.spec_from_file_location("version", path)
     assert spec is not None
@@ -97,7 +97,7 @@ def changes() -> str:
     """Returns the section of the changelog about the version.
 
     Raises:
-      ReleaseError: If it says nothing.
+      ReleaseError: If the changelog has no such section.
     """
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     pattern = rf"^## \[{re.escape(version())}\] - \d{{4}}-\d\d-\d\d\n(.*?)(?=^## |\Z)"
@@ -116,17 +116,17 @@ def commands() -> list[str]:
 
 
 def tracked() -> list[str]:
-    """Returns the files that are committed."""
+    """Returns the files that git tracks."""
     listed = _output(["git", "ls-tree", "-r", "--name-only", "-z", "HEAD"], ROOT)
     return sorted(filter(None, listed.split("\0")))
 
 
 def build(uv: str, output: pathlib.Path) -> Archives:
-    """Builds both archives from the commit: the wheel from the source archive.
+    """Builds the source archive from the commit, and the wheel from the source archive.
 
     Args:
       uv: A uv executable.
-      output: Where they go.
+      output: Where the archives go.
 
     Returns:
       The archives.
@@ -147,7 +147,7 @@ def write_bill_of_materials(uv: str, output: pathlib.Path) -> pathlib.Path:
 
     Args:
       uv: A uv executable.
-      output: The folder that it goes to.
+      output: The folder that the file goes to.
 
     Returns:
       The file, in the format of CycloneDX 1.5.
@@ -156,14 +156,14 @@ def write_bill_of_materials(uv: str, output: pathlib.Path) -> pathlib.Path:
     command = [uv, "export", "--frozen", "--extra=tff", "--no-dev", "--format=cyclonedx1.5"]
     _output([*command, "--quiet", f"--output-file={path}"], ROOT)
     described = json.loads(path.read_text(encoding="utf-8"))
-    # The lock has no version of this package.
+    # Set the version of this package, which uv.lock does not have.
     described["metadata"]["component"]["version"] = version()
     path.write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
     return path
 
 
 def check_contents(archives: Archives) -> None:
-    """Compares the archives with the commit.
+    """Compares the files in the archives with those of the commit.
 
     Args:
       archives: The release.
@@ -194,7 +194,7 @@ def _same(archive: pathlib.Path, found: Sequence[str], expected: Sequence[str]) 
 
 
 class Environment:
-    """A fresh environment, and a folder to work in that has nothing of this repository."""
+    """A fresh Python environment, with a work folder that has nothing of this repository."""
 
     def __init__(self, uv: str, python: str, folder: pathlib.Path) -> None:
         self._uv = uv
@@ -221,7 +221,8 @@ class Environment:
     def run(self, line: str, expected: int = 0) -> tuple[str, str]:
         """Runs a command; returns its standard output and its standard error."""
         program, *arguments = line.split()
-        # To files: a worker process that outlives its command would keep pipes open.
+        # Output goes to files, because a worker process that outlives its command would keep pipes
+        # open.
         printed, said = self._folder / "printed", self._folder / "said"
         with printed.open("w") as out, said.open("w") as err:
             ended = subprocess.run(
@@ -240,7 +241,7 @@ class Environment:
         return printed.read_text(), said.read_text()
 
     def check_commands(self) -> dict[str, Any]:
-        """Runs commands without TensorFlow; returns the numbers that are the same everywhere."""
+        """Runs commands without TensorFlow; returns numbers that must agree everywhere."""
         code = "import mf_aggregators, importlib.metadata as m; "
         code += "print(mf_aggregators.__version__, m.version('mf-aggregators'))"
         (self._folder / "version.py").write_text(code)
@@ -260,19 +261,19 @@ class Environment:
         return found
 
     def check_refusal(self) -> None:
-        """Asks for training where nothing can train."""
+        """Checks that training without TensorFlow is refused with a message that says why."""
         _, said = self.run(_REFUSED, expected=2)
         if " --no-deps -r " not in said or "requirements-tff.txt" not in said:
             raise ReleaseError(f"{_REFUSED!r} does not say what to install: {said}")
 
     def check_training(self) -> None:
-        """Runs commands that train and attack."""
+        """Runs the commands that train and attack models."""
         for line in _FEDERATED:
             self.run(f"{line} --format=json")
 
 
 def find_python(uv: str, wanted: str) -> str:
-    """Returns a Python of a version such as 3.12, which uv may download where there is none."""
+    """Returns a Python of a version such as 3.12; uv may download it."""
     found = quickstart.output_of(
         [uv, "python", "find", "--no-project", "--no-python-downloads", wanted]
     )[1]
@@ -297,7 +298,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Builds and tries; the exit status."""
+    """Builds a release and tries it; returns the exit status."""
     options = parser().parse_args(arguments)
     try:
         if options.tag not in (None, f"v{version()}"):
@@ -327,7 +328,8 @@ def _check(output: pathlib.Path | None, pythons: list[str], federated: list[str]
         write_bill_of_materials(uv, folder)
         _say(f"{archives.wheel.name} and {archives.sources.name} hold what is committed")
         wheel, sources = (str(each.absolute()) for each in archives)
-        # The environments, their installations, and whether they have TensorFlow.
+        # The environments to try, with the packages to install in each, and whether these have
+        # TensorFlow.
         trials = [
             trial
             for python in pythons

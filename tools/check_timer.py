@@ -24,7 +24,7 @@ from typing import Any
 
 VECTORS = pathlib.Path(__file__).resolve().parent.parent / "docs" / "timer" / "vectors.json"
 SAME, DIFFERENT, UNUSABLE = 0, 1, 2
-# A port that has not flushed its answer by then never will.
+# The seconds to wait for an answer: a port that has not flushed it by then never will.
 _SECONDS = 10.0
 
 
@@ -33,14 +33,14 @@ class UnusableError(Exception):
 
 
 class Port:
-    """A running port.
+    """A running port of the reference timer, as a process.
 
     Raises:
       UnusableError: If it does not start.
     """
 
     def __init__(self, command: Sequence[str]) -> None:
-        """Starts a port.
+        """Starts the process of a port.
 
         Args:
           command: The program and its arguments.
@@ -63,7 +63,7 @@ class Port:
         self._lines.put("")
 
     def answer(self, event: dict[str, Any]) -> Any:
-        """Returns the answer to an event.
+        """Sends an event to the port and returns its answer.
 
         Args:
           event: The event, JSON-able.
@@ -84,18 +84,18 @@ class Port:
         raise UnusableError(f"no answer to {json.dumps(event)}: {why}.")
 
     def stop(self) -> None:
-        """Ends the port."""
+        """Ends the process of the port."""
         self._process.kill()
         self._process.wait()
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
-        # A child of the port may hold its output open, and is not waited for.
+        # Do not wait longer: a child process of the port may hold the output open.
         self._reader.join(timeout=1.0)
 
 
 def first_difference(port: Port, sequences: Sequence[Any]) -> str | None:
-    """Returns a report of the first answer that differs; None if all are the same.
+    """Returns a report of the port's first wrong answer; None if all answers are right.
 
     Args:
       port: The port.
@@ -109,7 +109,7 @@ def first_difference(port: Port, sequences: Sequence[Any]) -> str | None:
         for event, expected in zip(sequence["events"], sequence["answers"], strict=True):
             found = port.answer(event)
             told += f"  {json.dumps(event)}\n    expected {json.dumps(expected)}\n"
-            # Compared as text: in Python, true equals 1.
+            # Answers are compared as text, because in Python True equals 1.
             if json.dumps(found, sort_keys=True) != json.dumps(expected, sort_keys=True):
                 return f"{told}    found    {json.dumps(found)}"
     return None

@@ -2,7 +2,8 @@ r"""Writes the vectors of the reference timer: sequences of events, and the refe
 
   python tools/timer_vectors.py docs/timer/vectors.json
 
-They are a function of the seed, which the file records. tools/check_timer.py runs a port on them.
+The vectors are a function of the seed, which the file records. tools/check_timer.py runs a port on
+them.
 """
 
 import json
@@ -22,7 +23,7 @@ _DAMAGED = '{"contact": 0.0, "entries": ['
 
 
 class Reference:
-    """The reference timer, driven by events.
+    """Device of the reference timer that answers events.
 
     Attributes:
       module: The module of the timer.
@@ -84,7 +85,7 @@ class Reference:
 
 
 class _Drawn:
-    """Random events, near the limits of the timers; random() alone has the same numbers in all."""
+    """Draws random events near timers' limits, by random() only, which all Pythons have alike."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -93,7 +94,7 @@ class _Drawn:
         return values[int(self._random.random() * len(values))]
 
     def policy(self) -> dict[str, Any]:
-        """A policy that is accepted."""
+        """Draws a policy that the timer accepts."""
         seconds = self.choice(0, 0, 3, 5.5, 8)
         return {
             "rounds": self.choice(1, 2, 2, 3),
@@ -103,14 +104,14 @@ class _Drawn:
         }
 
     def refused_policy(self) -> dict[str, Any]:
-        """A policy with one fault."""
+        """Draws a policy with one fault, which the timer refuses."""
         faults = (("rounds", 0), ("rounds", 1.5), ("rounds", None), ("most", 0), ("most", -2))
         more = (("most", "2"), ("seconds", -1), ("tolerance", -0.5), ("tolerance", 4))
         name, value = self.choice(*faults, *more)
         return {**self.policy(), "seconds": 8, "tolerance": 1, name: value}
 
     def sequence(self) -> Iterator[dict[str, Any]]:
-        """The events of one sequence."""
+        """Yields the events of one random sequence."""
         versions = [self.policy(), self.policy()]
         began = self.choice(1, 1, 1, 1, 20)
         second, rounds, marks, has_backup = 0.0, {"a": 0, "b": 0}, 0, False
@@ -122,7 +123,7 @@ class _Drawn:
                 disk = self.choice("kept", "kept", "kept", "kept", "empty", "damaged", "backup")
                 if disk == "backup" and not has_backup:
                     disk = "kept"
-                # A backup is restored to another installation, or to the one that it is of.
+                # A backup may be restored to another installation, with a new mark, or to its own.
                 marks += disk == "empty" or (disk == "backup" and self.choice(True, True, False))
                 is_refused = self.choice(*[False] * 9, True)
                 policy = self.refused_policy() if is_refused else self.choice(*versions)
@@ -152,8 +153,8 @@ def vectors(seed: int = SEED, sequences: int = SEQUENCES) -> dict[str, Any]:
     """Returns sequences of events with the reference's answers, JSON-able.
 
     Args:
-      seed: What events are drawn from.
-      sequences: How many there are.
+      seed: The seed that events are drawn from.
+      sequences: The number of sequences.
     """
     drawn, found = _Drawn(seed), []
     for _ in range(sequences):
@@ -163,10 +164,10 @@ def vectors(seed: int = SEED, sequences: int = SEQUENCES) -> dict[str, Any]:
 
 
 def text(found: dict[str, Any]) -> str:
-    """Returns the file of vectors, a line for each sequence.
+    """Returns the text of the file of vectors, with a line for each sequence.
 
     Args:
-      found: What :func:`vectors` returned.
+      found: The result of :func:`vectors`.
     """
     head = json.dumps({name: found[name] for name in ("seed", "program")})[:-1]
     lines = ",\n".join(json.dumps(each, separators=(",", ":")) for each in found["sequences"])

@@ -45,7 +45,7 @@ Reply = tuple[int, bytes, Mapping[str, str]]
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The decisions before the first round, of which none comes from the clients' data."""
+    """Plan of a run: settings made before the first round, without a look at clients' data."""
 
     clients: Sequence[str]
     workers: Sequence[str] = ("127.0.0.1:8101", "127.0.0.1:8102")
@@ -53,28 +53,28 @@ class Plan:
     num_parameters: int = 650
     num_rounds: int = 60
     clients_per_round: int = 20
-    # More clients are asked than are expected to answer.
+    # How many clients are asked in a round: more than are needed, because some do not answer.
     clients_asked: int = 25
     separation: int = 10
     epsilon: float = 8.0
     delta: float = 1e-4
     clip_norm: float = 0.3
     server_rate: float = 1.0
-    # A round is closed after so many seconds, if any client has answered.
+    # The seconds after which a round is closed, if at least one client has answered by then.
     patience: float = 60.0
     pause: float = 0.2
 
     @classmethod
     def read(cls, folder: pathlib.Path) -> "Plan":
-        """Reads the plan of a run."""
+        """Reads the plan from the folder of a run."""
         return cls(**json.loads((folder / "plan.json").read_text()))
 
     def shard(self, client: str) -> int:
-        """Returns the number of the one worker that takes a client's updates."""
+        """Returns the number of the one worker that accepts this client's updates."""
         return zlib.crc32(client.encode()) % len(self.workers)
 
     def aggregator(self, folder: pathlib.Path, **options: Any) -> mfa.Aggregator:
-        """Returns an aggregator of the run's mechanism, of which bits do not differ."""
+        """Returns an aggregator of the run's mechanism, equal bit for bit in all processes."""
         return mfa.Aggregator(
             mfa.load(folder / "mechanism"),
             mfa.AdaptiveClip(self.clip_norm),
@@ -85,7 +85,7 @@ class Plan:
 
 
 def begin(folder: pathlib.Path, plan: Plan) -> None:
-    """Makes the folder of a run: all of it, or nothing."""
+    """Creates the folder of a new run completely, or not at all."""
     if folder.exists():
         raise FileExistsError(f"{folder} is there already: a run begins in a new folder")
     if plan.clients_asked * plan.separation > len(plan.clients):
@@ -112,11 +112,12 @@ def begin(folder: pathlib.Path, plan: Plan) -> None:
 class Worker:
     """Clips the updates of one shard of the clients, and adds them up in integers.
 
-    It has no seed: ``record`` needs none. Its file is on the disk before a client is thanked.
+    A worker has no noise seed: ``record`` needs none. Its file is on the disk before a client gets
+    the answer that its update was accepted.
     """
 
     def __init__(self, folder: pathlib.Path, shard: int) -> None:
-        """Goes on with the round that the worker's file has."""
+        """Creates a worker, which resumes the round that its file has."""
         self.shard, self.key = shard, (folder / "key").read_text()
         self.plan, self.path = Plan.read(folder), folder / f"worker-{shard}" / "sum.npz"
         if not 0 <= shard < len(self.plan.workers):
@@ -134,7 +135,7 @@ class Worker:
             self.state = dataclasses.replace(self.state, clip=ClipState(*clip))
 
     def save(self) -> None:
-        """Writes the sum, with the names that are in it."""
+        """Writes the sum of updates to disk, with the names of the clients in it."""
         progress = np.array([self.round_index, self.is_open])
         clients = np.array(self.clients, str)
         write(self.path, packed(progress, np.array(self.state.clip), clients, *self.sums))
@@ -171,17 +172,17 @@ class Worker:
 
 
 class Coordinator:
-    """Draws the clients of a round, adds noise to the sum of their updates, and makes the model.
+    """Draws each round's clients, adds noise to the sum of their updates, and makes the model.
 
     A round is four files, and each of them follows from those before it: the names of its clients,
     the sum of their updates, the state after the round, and the model.
     """
 
     def __init__(self, folder: pathlib.Path) -> None:
-        """Goes on with the round after the newest model."""
+        """Creates the coordinator, which resumes with the round after the newest model."""
         self.plan, self.key = Plan.read(folder), (folder / "key").read_text()
         self.own = folder / "coordinator"
-        # It is held until the process ends.
+        # The lock is held until the process ends, so that only one coordinator runs.
         self.lock = (self.own / "lock").open("w")
         fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self.aggregator = self.plan.aggregator(folder, noise_directory=self.own / "noise")
@@ -191,25 +192,25 @@ class Coordinator:
         (self.model,) = model
         self.state = self.aggregator.load_state(newest.with_name(f"state-{newest.stem[6:]}.npz"))
         paths = sorted(self.own.glob("cohort-*.json"))
-        # The clients of the next round may be drawn already.
+        # The file with the next round's clients may be there already.
         known = [self.path("cohort", i, "json") for i in range(self.state.round_index + 1)]
         if paths not in (known, known[:-1]):
             raise ValueError(f"the ledger in {self.own} lacks rounds: restore its cohort files")
         self.cohorts = [json.loads(path.read_text()) for path in paths]
         self.asked: dict[str, Reply] = {}
         self.deadline, self.is_over = 0.0, False
-        # A killed process leaves older and unfinished files, and some of them have the seed.
+        # Delete older and unfinished files that a killed process left: some of them have the seed.
         kept = {newest.name, f"state-{newest.stem[6:]}.npz", f"sum-{newest.stem[6:]}.npz"}
         for path in (*self.own.glob(".*"), *self.own.glob("*.npz")):
             if path.name not in kept:
                 path.unlink()
 
     def path(self, kind: str, i: int, ending: str = "npz") -> pathlib.Path:
-        """Returns the path of a file of round i."""
+        """Returns the path of one of the files of round i."""
         return self.own / f"{kind}-{i:06d}.{ending}"
 
     def step(self) -> bool:
-        """Takes the run a step further; returns False at its end."""
+        """Does the next step of the run; returns False if the run is over."""
         i = self.state.round_index
         if i == self.plan.num_rounds:
             self.write_statement()
@@ -227,12 +228,12 @@ class Coordinator:
         return True
 
     def keep(self, cohort: list[str]) -> None:
-        """Writes the names of the next round's clients, before they are told."""
+        """Writes the names of the next round's clients to disk, before any of them is asked."""
         write(self.path("cohort", len(self.cohorts), "json"), json.dumps(cohort).encode())
         self.cohorts.append(cohort)
 
     def drawn(self, i: int) -> list[str]:
-        """Draws the clients of round i among those whose timer has ended."""
+        """Draws the clients of round i among all with timers that have run out."""
         last = {client: j for j, cohort in enumerate(self.cohorts) for client in cohort}
         wait = self.plan.separation
         free = [each for each in self.plan.clients if i - last.get(each, i - wait) >= wait]
@@ -241,20 +242,20 @@ class Coordinator:
         return sorted(generator.choice(free, number, replace=False).tolist())
 
     def task(self, i: int, client: str) -> Reply:
-        """Returns the answer to a client of round i: the model, its worker and its ticket."""
+        """Returns the reply to a client of round i, with model, worker's address and ticket."""
         shard = self.plan.shard(client)
         ticket = ticket_for(self.key, "/update", shard, i, client)
         heads = {"X-Round": str(i), "X-Worker": self.plan.workers[shard], "X-Ticket": ticket}
         return 200, self.model.astype("<f4").tobytes(), heads
 
     def respond(self, path: str, query: Mapping[str, str], ticket: str, body: bytes) -> Reply:
-        """Answers a device that asks for a task."""
+        """Answers a device's request for a task."""
         if self.is_over:
             return 410, b"the run is over", {}
         return self.asked.get(query["client"], (204, b"", {}))
 
     def collected(self, i: int) -> list[np.ndarray] | None:
-        """Returns the names and the sum of round i, once all have answered or it is late."""
+        """Returns the clients and the sum of round i when all answered or time is up; else None."""
         shards = range(len(self.plan.workers))
         clip = np.array(self.state.clip, "<f8").tobytes()
         opened = {shard: self.ask(shard, "/open", i, clip) for shard in shards}
@@ -275,12 +276,12 @@ class Coordinator:
         if len({*clients} & {*self.cohorts[i]}) < len(clients):
             raise ValueError(f"a sum of round {i} has a client twice, or one that was not asked")
         found = [np.array(clients), *sums]
-        # From here on, the round can be released without its clients.
+        # Once the sum is on disk, the round can be released without its clients.
         write(self.path("sum", i), packed(*found))
         return found
 
     def release(self, i: int, found: Sequence[np.ndarray]) -> None:
-        """Releases round i, or spends it if its noise was added to another sum before."""
+        """Releases round i; gives it up if its noise was added to another sum before."""
         clients, *sums = found
         try:
             state, mean = self.aggregator.release(self.state, sums, len(clients), self.model)
@@ -292,14 +293,14 @@ class Coordinator:
         self.report(len(clients))
 
     def spend(self) -> None:
-        """Gives up the round that comes next: its clients count, and its noise is never used."""
+        """Gives up the next round, so that its clients count and its noise is never used."""
         if len(self.cohorts) == self.state.round_index:
             self.keep([])
         self.path("spent", self.state.round_index, "txt").touch()
         self.save(self.aggregator.spend(self.state), self.model)
 
     def save(self, state: AggregatorState, model: np.ndarray) -> None:
-        """Writes the state and the model after a round. The model ends the round."""
+        """Writes the state after a round and then the model, with which the round is complete."""
         i = self.state.round_index
         self.aggregator.save_state(state, self.path("state", i + 1))
         write(self.path("model", i + 1), packed(model))
@@ -308,7 +309,7 @@ class Coordinator:
             self.path(kind, i).unlink(missing_ok=True)
 
     def report(self, num_updates: int) -> None:
-        """Writes numbers for Prometheus (its collector of text files), without secrets."""
+        """Writes metrics of the run without secrets, as a text file for Prometheus."""
         counts = [len(each) for each in self.cohorts]
         spent = mfa.spent(
             self.aggregator.mechanism, self.cohorts, self.plan.delta, round_counts=counts
@@ -332,7 +333,8 @@ class Coordinator:
         statement = self.aggregator.statement(
             self.cohorts,
             state=self.state,
-            # All who were asked count, whether or not their update arrived.
+            # All clients that were asked count as participants, even if their updates did not
+            # arrive.
             round_counts=[len(each) for each in self.cohorts],
             population=len(self.plan.clients),
             public_data="none",
@@ -342,7 +344,7 @@ class Coordinator:
         statement.write(self.own / "PRIVACY.md", self.own / "PRIVACY.json")
 
     def ask(self, shard: int, path: str, i: int, body: bytes = b"") -> bytes | None:
-        """Returns what a worker answers to the coordinator; None if it does not."""
+        """Sends a request to a worker and returns the answer; None if the request fails."""
         ticket = ticket_for(self.key, path, shard, i)
         try:
             status, found, _ = call(self.plan.workers[shard], f"{path}?round={i}", body, ticket)
@@ -354,7 +356,7 @@ class Coordinator:
 
 
 def devices(folder: pathlib.Path) -> None:
-    """Simulates devices, each with five images of digits, until the run is over."""
+    """Simulates all devices, each with five images of digits, until the run is over."""
     from sklearn import datasets
 
     plan, over = Plan.read(folder), False
@@ -377,7 +379,7 @@ def devices(folder: pathlib.Path) -> None:
 
 
 def trained(model: np.ndarray, images: np.ndarray, one_hot: np.ndarray) -> np.ndarray:
-    """Returns a linear classifier after three steps on a device's images."""
+    """Trains a linear classifier with three steps on a device's images, and returns it."""
     for _ in range(3):
         scores = np.exp(images @ model)
         errors = scores / scores.sum(axis=1, keepdims=True) - one_hot
@@ -386,13 +388,13 @@ def trained(model: np.ndarray, images: np.ndarray, one_hot: np.ndarray) -> np.nd
 
 
 def ticket_for(key: str, path: str, shard: int, i: int, client: str = "") -> str:
-    """Returns the ticket with which a worker accepts a request."""
+    """Returns the ticket that a request needs for a worker to accept it."""
     words = json.dumps([path, shard, i, client])
     return hmac.new(key.encode(), words.encode(), hashlib.sha256).hexdigest()
 
 
 def write(path: pathlib.Path, content: bytes) -> None:
-    """Writes a file: whole, on the disk and for its owner alone, before it takes its name."""
+    """Writes a file atomically and durably, readable for its owner alone."""
     descriptor, partial = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -409,21 +411,21 @@ def write(path: pathlib.Path, content: bytes) -> None:
 
 
 def added(sums: list[np.ndarray], parts: list[np.ndarray]) -> list[np.ndarray]:
-    """Returns the sums of arrays of integers; no arrays count as zeros."""
+    """Returns the sums of two lists of integer arrays; an empty list counts as zeros."""
     if not (sums and parts):
         return sums or parts
     return [a + b for a, b in zip(sums, parts, strict=True)]
 
 
 def packed(*arrays: np.ndarray) -> bytes:
-    """Returns arrays as the bytes of a file of NumPy."""
+    """Returns arrays as the bytes of an .npz file."""
     file = io.BytesIO()
     np.savez(file, *arrays)
     return file.getvalue()
 
 
 def unpacked(path: pathlib.Path) -> list[np.ndarray] | None:
-    """Returns the arrays of a file; None if it is missing or damaged."""
+    """Returns the arrays of an .npz file; None if the file is missing or damaged."""
     try:
         with np.load(path, allow_pickle=False) as found:
             return list(found.values())
@@ -435,12 +437,12 @@ def unpacked(path: pathlib.Path) -> list[np.ndarray] | None:
 
 
 def alarm(words: str) -> None:
-    """Tells whoever watches the log."""
+    """Writes an alarm for the operator to the log."""
     print(f"ALARM {words}", file=sys.stderr, flush=True)
 
 
 def call(address: str, target: str, body: bytes = b"", ticket: str = "") -> Reply:
-    """Sends a request, and returns what is answered."""
+    """Sends one HTTP request, and returns the reply."""
     connection = http.client.HTTPConnection(address, timeout=60.0)
     try:
         connection.request("POST", target, body, {"X-Ticket": ticket})
@@ -451,7 +453,7 @@ def call(address: str, target: str, body: bytes = b"", ticket: str = "") -> Repl
 
 
 def call_patiently(address: str, target: str, body: bytes = b"", ticket: str = "") -> Reply:
-    """Sends a request until a server that is up has dealt with it."""
+    """Sends an HTTP request again and again, until a server replies without an error of its own."""
     while True:
         try:
             if (reply := call(address, target, body, ticket))[0] < 500:
@@ -462,7 +464,7 @@ def call_patiently(address: str, target: str, body: bytes = b"", ticket: str = "
 
 
 def serve(address: str, respond: Callable[..., Reply], largest_body: int) -> None:
-    """Answers requests in threads of their own."""
+    """Starts an HTTP server that answers each request in a thread."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         timeout = 60.0
@@ -488,7 +490,7 @@ def serve(address: str, respond: Callable[..., Reply], largest_body: int) -> Non
             self.wfile.write(answer)
 
         def log_message(self, *_: Any) -> None:
-            """Keeps the names of clients out of the log."""
+            """Logs nothing, to keep the names of clients out of the log."""
 
     host, port = address.rsplit(":", 1)
     server = http.server.ThreadingHTTPServer((host, int(port)), Handler)
@@ -496,7 +498,7 @@ def serve(address: str, respond: Callable[..., Reply], largest_body: int) -> Non
 
 
 def main(role: str, folder: pathlib.Path, shard: int = 0) -> None:
-    """Runs one of the commands."""
+    """Runs one of this script's commands."""
     os.umask(0o077)
     if role == "begin":
         return begin(folder, Plan([f"client-{i:03d}" for i in range(300)]))
@@ -513,7 +515,7 @@ def main(role: str, folder: pathlib.Path, shard: int = 0) -> None:
         serve(coordinator.plan.coordinator, coordinator.respond, 0)
         while coordinator.step():
             time.sleep(coordinator.plan.pause)
-    # It answers until it is ended.
+    # The server answers until the process is ended.
     threading.Event().wait()
 
 

@@ -26,14 +26,15 @@ from docs.examples import aggregation_server
 from docs.examples.aggregation_server import Plan, Reply
 from mf_aggregators.privacy import statements
 
-# A command of the server, and the number of the worker.
+# The role of a process: a command of the example server, and the number of the worker.
 Role: TypeAlias = tuple[str, int]
 
 COORDINATOR: Role = ("coordinator", 0)
 WORKERS: tuple[Role, ...] = (("worker", 0), ("worker", 1))
 _FULL_DISK = 3
 _ROOT = pathlib.Path(__file__).parents[2]
-# The functions of which every line is a place to die: those that write, and all of the example.
+# The functions in which a process may be killed at every line: those of the library that write
+# files, and all of the example server.
 _TRACED = {
     os.fspath(_ROOT / name): functions
     for name, functions in {
@@ -44,13 +45,13 @@ _TRACED = {
         "mf_aggregators/privacy/statement_file.py": ("write",),
     }.items()
 }
-# A fork takes no time where the modules were imported before.
+# Processes are forked from one that has imported the modules, because that is fast.
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["docs.examples.disturbed_server", "pytest"])
 
 
 class Site:
-    """The processes of a run, and its devices.
+    """The processes and devices of a run of the example server.
 
     Attributes:
       folder: The folder of the run.
@@ -64,7 +65,7 @@ class Site:
         lines: Mapping[Role, list[str]] | None = None,
         most_bytes: Mapping[Role, int] | None = None,
     ) -> None:
-        """Takes the disturbances.
+        """Sets the disturbances of a run.
 
         Args:
           folder: The folder of the run.
@@ -78,11 +79,11 @@ class Site:
         self._processes: dict[Role, BaseProcess] = {}
 
     def is_up(self, role: Role) -> bool:
-        """Whether the process of a role runs."""
+        """Returns whether the process of a role is running."""
         return role in self._processes and self._processes[role].is_alive()
 
     def keep_up(self) -> None:
-        """Starts the processes that have ended."""
+        """Starts processes again that have ended."""
         for role in (COORDINATOR, *WORKERS):
             if self.is_up(role):
                 continue
@@ -119,13 +120,13 @@ class Site:
         return True
 
     def finish(self, sign: float = 1.0) -> None:
-        """Runs the rounds that are left.
+        """Runs the remaining rounds to the end of the run.
 
         Args:
           sign: A factor of all updates.
 
         Raises:
-          TimeoutError: If they take longer than four minutes.
+          TimeoutError: If the rounds take longer than four minutes.
         """
         deadline = time.monotonic() + 240.0
         try:
@@ -142,29 +143,30 @@ class Site:
             process.join()
 
     def lines_of(self, role: Role) -> list[str]:
-        """Returns the lines that processes of a role ran, in the order of their first time."""
+        """Returns the code lines that processes of a role ran, in the order of first execution."""
         words = map(str.split, _log(self.folder, role).read_text().splitlines())
         return [word[1] for word in words if word[0] == "ran"]
 
     def kept(self) -> dict[str, bytes]:
-        """Returns the contents of all that the coordinator leaves, except for times."""
+        """Returns the contents of the coordinator's files, but for those that depend on time."""
         own = self.folder / "coordinator"
         return {
             str(path.relative_to(own)): path.read_bytes()
             for path in own.rglob("*")
-            # A killed process leaves an unfinished digest, which is no secret.
+            # Files that a killed process left unfinished are not compared: they are digests of
+            # sums, not secret.
             if path.is_file() and not path.name.startswith((".round-", "metrics"))
         }
 
 
 def update_of(client: str, i: int) -> np.ndarray:
-    """Returns the update of a client in a round, (5,) float32; one client sends NaN."""
+    """Returns the update that a client sends in a round, (5,) float32; one client sends NaN."""
     update = np.random.default_rng([*client.encode(), i]).normal(size=5).astype(np.float32)
     return np.full_like(update, np.nan) if client == "client-3" else update
 
 
 def _ask(address: str, target: str, body: bytes = b"", ticket: str = "") -> Reply:
-    """The reply to a request; status 0 if nobody answers."""
+    """Returns the reply to a request; its status is 0 if the server does not answer."""
     with contextlib.suppress(OSError, http.client.HTTPException):
         return aggregation_server.call(address, target, body, ticket)
     return 0, b"", {}
@@ -175,7 +177,7 @@ def _log(folder: pathlib.Path, role: Role) -> pathlib.Path:
 
 
 def _run(role: Role, folder: pathlib.Path, line: str, most_bytes: int) -> None:
-    """The life of a process, which kills itself at a line unless that is empty."""
+    """Runs a role in this process, which kills itself at the given line of code, if any."""
     path = _log(folder, role) if most_bytes < 0 else pathlib.Path(os.devnull)
     log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.dup2(log, 2)
@@ -193,7 +195,7 @@ def _run(role: Role, folder: pathlib.Path, line: str, most_bytes: int) -> None:
             os.write(log, f"ran {place}\n".encode())
         return trace
 
-    # A statement of tomorrow differs by its date.
+    # Fix the date, so that statements of different days are equal.
     statements.today = lambda: "2026-11-29"
     if most_bytes >= 0:
         resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, resource.RLIM_INFINITY))

@@ -1,4 +1,4 @@
-"""Trains a Keras model with 300 clients, of whom some drop out; goes on after a kill.
+"""Trains a Keras model with 300 clients, some of which drop out; resumes after a kill.
 
     python federated_run.py run
 
@@ -25,7 +25,7 @@ PIXELS, LABELS = sklearn.datasets.load_digits(return_X_y=True)
 
 
 def client_dataset(name: str, round_index: int) -> tf.data.Dataset:
-    """Returns what a client trains on: a function of its name and the round alone."""
+    """Returns a client's training data, which depend on its name and the round alone."""
     first = 5 * int(name.split()[1])
     pixels = (PIXELS[first : first + 5] / 16).astype(np.float32)
     labels = LABELS[first : first + 5].astype(np.int32)
@@ -33,7 +33,7 @@ def client_dataset(name: str, round_index: int) -> tf.data.Dataset:
 
 
 def model_fn() -> Any:
-    """Returns the model of TFF for a Keras model."""
+    """Returns TFF's form of a Keras model, a linear classifier of digits."""
     inputs = tf.keras.Input((64,))
     outputs = tf.keras.layers.Dense(10, kernel_initializer="zeros")(inputs)
     return tff.learning.models.from_keras_model(
@@ -44,8 +44,9 @@ def model_fn() -> Any:
 
 
 def main(folder: pathlib.Path) -> None:
-    """Runs the rounds that are left of the run in a folder."""
-    # TFF's worker would outlive this script, and keep a pipe of its output open.
+    """Runs the remaining rounds of the run in a folder."""
+    # End TFF's worker with this script: it would outlive the script, and keep a pipe of its output
+    # open.
     processes.end_workers_at_exit()
     timers = mfa.participation.MinSeparation(separation=8)
     matrix = mfa.factorizations.banded(NUM_ROUNDS, num_bands=8, participation=timers)

@@ -19,7 +19,7 @@ from mf_aggregators.commands import command_line
 
 _DIRECTORY = pathlib.Path(__file__).resolve().parent.parent / "commands"
 _EXAMPLES = "\nExamples:\n"
-# Flags, names with underscores and the files and commands of this project.
+# Matches words to set as code: quoted text, flags and names with underscores.
 _CODE = re.compile(r"`[^`]+`|--\w+(?:=[\w.,|/]*\w)?|\b[a-z0-9]+_\w+\b")
 
 
@@ -29,7 +29,7 @@ def names() -> list[str]:
 
 
 def text(name: str) -> str:
-    """Returns the page of a command as Markdown.
+    """Returns the page of a console command as Markdown.
 
     Args:
       name: The command.
@@ -58,10 +58,10 @@ def text(name: str) -> str:
 
 
 def write(directory: pathlib.Path = _DIRECTORY) -> None:
-    """Writes all pages, and removes those of commands that are gone.
+    """Writes the pages of all commands, and removes pages of commands that do not exist any more.
 
     Args:
-      directory: Where to; made if it is not there.
+      directory: Where pages go; created if it is missing.
     """
     generated_pages.write(directory, {f"{name}.md": text(name) for name in names()}, ".md")
 
@@ -69,7 +69,8 @@ def write(directory: pathlib.Path = _DIRECTORY) -> None:
 def entry_points() -> dict[str, importlib.metadata.EntryPoint]:
     """Returns the entry points of the installed commands, by name.
 
-    A clone's folder has metadata of its own, which whatever built something last has left there.
+    The installed distribution is read, because the metadata in a clone's folder may be left from an
+    older build.
     """
     (distribution,) = importlib.metadata.Distribution.discover(
         name="mf-aggregators", path=[sysconfig.get_path("purelib")]
@@ -79,7 +80,7 @@ def entry_points() -> dict[str, importlib.metadata.EntryPoint]:
 
 
 def _definition(name: str) -> tuple[str, flags.FlagValues]:
-    """The description of a command, and its flags before any are parsed."""
+    """Returns the description and the flags of a command, before any flags are parsed."""
     found: list[tuple[str, flags.FlagValues]] = []
 
     def record(description: str, define_flags: Any, *rest: Any, **others: Any) -> int:
@@ -112,7 +113,7 @@ def _meaning(flag: Any) -> str:
 
 
 def _marked_up(words: str) -> str:
-    """Plain words as Markdown: flags as code, and nothing else taken for mark-up."""
+    """Returns plain text as Markdown: flags become code, and all other mark-up is escaped."""
     parts = []
     place = 0
     for match in _CODE.finditer(words):
@@ -132,6 +133,6 @@ def _dedented(examples: str) -> str:
 
 
 def setup(app: Any) -> dict[str, bool]:
-    """Writes the pages before Sphinx looks for sources."""
+    """Sphinx extension that writes the commands' pages before Sphinx looks for sources."""
     app.connect("builder-inited", lambda app: write())
     return {"parallel_read_safe": True, "parallel_write_safe": True}

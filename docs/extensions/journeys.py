@@ -1,4 +1,4 @@
-"""Profiles journeys through the product: the files whose functions run, nothing subtracted.
+"""Counts the files with functions that run on typical journeys through the product.
 
 ``python -m docs.extensions.journeys`` prints the table, and with the name of a journey its files. A
 build of the site puts the table into ``architecture.md``, and ``tests/test_site.py`` holds each
@@ -26,7 +26,7 @@ from mf_aggregators.commands import command_line, plan
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _LIBRARY = _ROOT / "mf_aggregators"
-# The packages of which files are counted.
+# The packages with files that are counted.
 _PACKAGES = ("mf_aggregators", "simulations")
 _HERE = "<!-- journeys -->"
 
@@ -104,7 +104,8 @@ def _run_of_digits(directory: pathlib.Path) -> Callable[[], object]:
     return journey
 
 
-# It leaves a process of TFF's to its exit, and runs in a process of its own.
+# This journey is profiled in a process of its own, because it leaves a process of TFF's running
+# until it exits.
 _RUN = "`run-digits`, two rounds"
 JOURNEYS: Mapping[str, Callable[[pathlib.Path], Callable[[], object]]] = {
     "a saved mechanism to a released row, in NumPy": _row_in_numpy,
@@ -118,7 +119,7 @@ JOURNEYS: Mapping[str, Callable[[pathlib.Path], Callable[[], object]]] = {
 
 
 def files_of(journey: str) -> list[str]:
-    """Returns the files of the product of which functions run on a journey, with empty caches.
+    """Returns the product's files with functions that run on a journey, with empty caches.
 
     Args:
       journey: A key of ``JOURNEYS``.
@@ -156,7 +157,7 @@ def _profiled(journey: str) -> list[str]:
         cache = os.environ.get("XDG_CACHE_HOME")
         os.environ["XDG_CACHE_HOME"] = os.fspath(home / "first")
         try:
-            # Imports run here.
+            # A first run, not profiled, does the imports.
             JOURNEYS[journey](first)()
             run = JOURNEYS[journey](second)
             os.environ["XDG_CACHE_HOME"] = os.fspath(home / "second")
@@ -181,7 +182,7 @@ def _profiled(journey: str) -> list[str]:
 
 @functools.cache
 def table() -> str:
-    """Returns the journeys as a table in Markdown."""
+    """Returns a table of all journeys and their numbers of files, in Markdown."""
     lines = ["| journey | files | which |", "| --- | --- | --- |"]
     for journey in JOURNEYS:
         files = files_of(journey)
@@ -196,7 +197,7 @@ def _with_table(app: Any, name: str, source: list[str]) -> None:
 
 
 def setup(app: Any) -> dict[str, bool]:
-    """Puts the table into its page."""
+    """Sphinx extension that puts the table of journeys into architecture.md."""
     app.connect("source-read", _with_table)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 

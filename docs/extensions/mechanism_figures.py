@@ -1,6 +1,6 @@
-"""Figures of the site that compare mechanisms: their matrices and noise, and a plan.
+"""Draws figures of the site that compare mechanisms by matrices, noise and errors in plans.
 
-``site_figures`` writes them, with the others.
+``site_figures`` writes these figures, with all others.
 """
 
 import pathlib
@@ -15,13 +15,13 @@ import mf_aggregators as mfa
 from mf_aggregators import figures
 from mf_aggregators.participation import MinSeparation
 
-# Small enough for its entries to be seen.
+# Rounds and separation of the drawn matrices: small enough for single entries to be seen.
 ROUNDS_OF_MATRICES, SEPARATION_OF_MATRICES = 16, 4
-# Rounds, separation and guarantee of the noise by round: those of the README's run.
+# Rounds, separation and guarantee of the mechanisms with drawn noise: those of the README's run.
 NUM_ROUNDS, SEPARATION = 200, 25
 EPSILON, DELTA = 8.0, 1e-4
 _PLANNING = pathlib.Path(__file__).resolve().parent.parent / "planning.md"
-# Rows of the table in ``planning.md``, and who draws in them.
+# Rows of the table in ``planning.md``, each with who draws the participations.
 WAYS = {
     "banded 16, b-min-sep 16": "each device, a coin",
     "banded 25, 25 bins": "each device, one bin",
@@ -30,19 +30,19 @@ WAYS = {
     "banded 25, amplified": "data centre, Poisson",
     "banded 25": "nobody: timers",
 }
-# Inches of a panel: the width of a phone at the size of its text.
+# Width of a panel in inches, so that its text has the size of a phone's own text.
 _WIDTH = 4.0
 _MATRICES_IN_A_ROW = 3
-# Points squared of the square of the largest entry.
+# Area, in squared points, of the square that stands for a matrix's largest entry.
 _LARGEST_SQUARE = 20.0
 
 
 def factorizations(num_rounds: int, separation: int) -> dict[str, mfa.factorizations.Factorization]:
-    """Returns a factorization of each kind that the figure shows, under timers.
+    """Returns a factorization of each mechanism that the figures show, under timers.
 
     Args:
       num_rounds: The horizon.
-      separation: That of the timers.
+      separation: The separation that timers enforce.
     """
     timers = MinSeparation(separation)
     made = mfa.factorizations
@@ -82,7 +82,7 @@ def mechanisms() -> matplotlib.figure.Figure:
 
 
 def noise_in_model(factorization: mfa.factorizations.Factorization) -> np.ndarray:
-    """Returns the (n,) deviations of the sum of the noise so far, in clip norms."""
+    """Returns the (n,) standard deviations of the summed noise up to each round, in clip norms."""
     timers = MinSeparation(SEPARATION)
     mechanism = mfa.calibrate(factorization, timers, epsilon=EPSILON, delta=DELTA)
     variance = factorization.per_round_variance(mfa.workloads.prefix_sum(NUM_ROUNDS), timers)
@@ -102,7 +102,7 @@ def _draw_entries(axes: matplotlib.axes.Axes, matrix: np.ndarray, name: str) -> 
 
 
 def plan() -> matplotlib.figure.Figure:
-    """Draws the effective errors of a plan under timers, and those of all ways to take part."""
+    """Draws effective errors of mechanisms under timers, and of all ways to take part."""
     by_mechanism, by_way = errors_under_timers(), errors_by_way()
     figure, ((above,), (below,)) = figures.panels(2, 1, (_WIDTH, 2.4))
     figures.bars(
@@ -115,27 +115,28 @@ def plan() -> matplotlib.figure.Figure:
         title="The best of each way to take part, by who draws",
         x="effective RMSE: noise in the model after a round",
     )
-    # With names this long, each layout moves panels a little further.
+    # Fix the layout after the first time: with names this long, each repetition moves panels a
+    # little further.
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
     return figure
 
 
 def errors_under_timers() -> dict[str, float]:
-    """Returns the effective errors of the first plan that ``planning.md`` prints."""
+    """Reads effective errors under timers from the first plan in ``planning.md``."""
     text = _PLANNING.read_text(encoding="utf-8").partition("effective RMSE  worst round")[2]
     rows = re.findall(r"^[* ] (\w[\w ]*?) {2,}([\d.]+) ", text.partition("\n\n")[0], re.MULTILINE)
     return {name: float(value) for name, value in rows}
 
 
 def errors_by_way() -> dict[str, float]:
-    """Returns the effective errors of ``WAYS``, as the table of ``planning.md`` prints them."""
+    """Reads the effective errors of ``WAYS`` from the table in ``planning.md``."""
     text = _PLANNING.read_text(encoding="utf-8").partition("\n## All ways")[2].partition("\n## ")[0]
     rows = dict(re.findall(r"^\| \**([\w, -]+?)\** \| ~?([\d.]+) \|", text, re.MULTILINE))
     return {who: float(rows[name]) for name, who in WAYS.items()}
 
 
-# Each has a line for a reader who does not see it.
+# Figures by name, each with its alternative text for readers who do not see it.
 FIGURES: Mapping[str, tuple[Callable[[], matplotlib.figure.Figure], str]] = {
     "mechanisms": (
         mechanisms,

@@ -1,6 +1,7 @@
 """Lists the mechanisms of the catalogue, and completes the page of each.
 
-Its cell makes the mechanism; a cell that draws it follows, and its options stand at the end.
+The page's own cell makes the mechanism. A cell that draws the mechanism is added below, and a list
+of its options at the end of the page.
 
 The list is written into ``docs/mechanisms/index.md``. A mechanism that has no page, or a page that
 has no mechanism, is a warning of Sphinx, and so an error of the build.
@@ -11,9 +12,10 @@ from typing import Any
 
 from mf_aggregators import catalogue
 
-# The end of the cell of a page, which has made ``factorization`` and the names of the picture.
+# The beginning of the last line in the cell of a page, which has made ``factorization`` before and
+# names the picture here.
 _END_OF_CELL = "\nmatrix, title = "
-# A cell that draws a mechanism and others.
+# A notebook cell that draws a mechanism and compares it with others.
 _PICTURE = """
 ```{{code-cell}} ipython3
 :tags: [hide-input]
@@ -48,7 +50,7 @@ _DIRECTORY = pathlib.Path(__file__).resolve().parent.parent / "mechanisms"
 
 
 def index() -> str:
-    """Returns the list of mechanisms as Markdown."""
+    """Returns the list of all mechanisms as Markdown."""
     known = catalogue.ENTRIES
     rows = [f"| [`{name}`]({name}.md) | {each.summary} |" for name, each in known.items()]
     return "\n".join(
@@ -72,14 +74,14 @@ def index() -> str:
 
 
 def with_picture(name: str, text: str) -> str:
-    """Returns the page of a mechanism with the cell that draws it.
+    """Returns the text of a mechanism's page, with a cell added that draws the mechanism.
 
     Args:
       name: The mechanism.
       text: The page.
 
     Raises:
-      ValueError: If its cell does not end with what the picture needs.
+      ValueError: If the page's cell does not end with the line that the picture needs.
     """
     before, end_of_cell, after = text.partition(_END_OF_CELL)
     line, fence, rest = after.partition("\n```\n")
@@ -106,10 +108,10 @@ def options(name: str) -> str:
 
 
 def write(directory: pathlib.Path = _DIRECTORY) -> None:
-    """Writes the list.
+    """Writes the list of mechanisms to its page.
 
     Args:
-      directory: Where to.
+      directory: Where the page goes.
     """
     path, content = directory / "index.md", index()
     if not path.is_file() or path.read_text(encoding="utf-8") != content:
@@ -123,7 +125,7 @@ def _add_options(app: Any, document: str, source: list[str]) -> None:
 
 
 def setup(app: Any) -> dict[str, bool]:
-    """Writes the list before Sphinx looks for sources, and options as it reads pages."""
+    """Sphinx extension that writes the list of mechanisms, and completes their pages when read."""
     app.connect("builder-inited", lambda app: write())
     app.connect("source-read", _add_options)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

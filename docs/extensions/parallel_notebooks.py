@@ -1,8 +1,8 @@
-"""Has the notebooks of the site run at the same time.
+"""Orders the pages of the site so that notebooks run in parallel.
 
 Sphinx reads consecutive pages in one process, and pages of a folder are consecutive: those of
-``tutorials``, which compute for longest, would wait for one another. They are dealt out to the
-processes instead, those that start TensorFlow Federated first.
+``tutorials``, which compute for longest, would wait for one another. Here pages are dealt out to
+the processes instead, first those that start TensorFlow Federated.
 """
 
 import pathlib
@@ -10,15 +10,15 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-# Marks a page that starts TensorFlow Federated.
+# Text by which a page that starts TensorFlow Federated is recognised.
 _FEDERATED = re.compile(r"^import tensorflow_federated|\baudit\.audit\(", re.MULTILINE)
 
 
 def seconds(text: str) -> int:
-    """Returns about how long a page computes, to compare pages by.
+    """Estimates how long a page computes, to order pages by.
 
     Args:
-      text: Its Markdown.
+      text: The page's Markdown.
     """
     if "{code-cell}" not in text:
         return 0
@@ -26,7 +26,7 @@ def seconds(text: str) -> int:
 
 
 def dealt(pages: Sequence[str], sizes: Sequence[int]) -> list[str]:
-    """Returns pages in an order in which no part has many more of the first ones than another.
+    """Deals pages out to parts, so that each part gets about as many of the long ones.
 
     Args:
       pages: The pages, those that take longest first.
@@ -51,6 +51,6 @@ def _deal(app: Any, environment: Any, names: list[str]) -> None:
 
 
 def setup(app: Any) -> dict[str, bool]:
-    """Orders the pages before they are read."""
+    """Sphinx extension that orders the pages before Sphinx reads them."""
     app.connect("env-before-read-docs", _deal)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -3,8 +3,9 @@
     python -m docs.extensions.plan_grid
 
 The calculator computes the error of a banded square root in the browser, exactly. A mechanism that
-``mf-plan`` finds for the same rounds and separation has less: how much hardly depends on either, so
-that a small table of ratios is enough between its places.
+``mf-plan`` finds for the same rounds and separation has a smaller error. The ratio of the two
+errors depends little on rounds and separation, so that the calculator can interpolate in a small
+table of ratios.
 
 The file is a script, ``docs/_static/plan-grid.js``, because a page that is opened from a disk may
 load scripts, and no data.
@@ -23,15 +24,15 @@ FILE = pathlib.Path(__file__).resolve().parent.parent / "_static" / "plan-grid.j
 _BEFORE, _AFTER = "window.planGrid = ", ";\n"
 
 ROUNDS = (30, 100, 300, 1000)
-# Separations, as powers of the number of rounds. The next ones are half of it and all of it.
+# Separations of the table, as powers of the number of rounds n; n / 2 and n are added.
 POWERS = (0.2, 0.4, 0.6, 0.8)
-# Those that take seconds and not minutes for 1,000 rounds.
+# The mechanisms of the table: those that are found in seconds, not minutes, for 1,000 rounds.
 MECHANISMS = ("banded", "banded_inverse", "blt", "toeplitz")
 _DIGITS = 4
 
 
 def separations(num_rounds: int) -> list[int]:
-    """Returns the separations of the table for a number of rounds; the last one is all of them."""
+    """Returns the table's separations for a number of rounds; the last is that number itself."""
     powers = {round(num_rounds**power) for power in POWERS}
     return [*sorted({*powers, math.ceil(num_rounds / 2)}), num_rounds]
 
@@ -44,10 +45,10 @@ def ratios(num_rounds: int, separation: int) -> dict[str, float]:
       separation: The separation b of timers, with as many participations as fit.
 
     Returns:
-      By kind, rounded up to four decimals.
+      The ratios by kind of mechanism, rounded up to four decimals.
     """
     schema = MinSeparation(separation)
-    # Ratios do not depend on the guarantee.
+    # Any guarantee would do, because ratios of errors do not depend on it.
     setting = planning.Setting(num_rounds, 10**6, 100, schema, None, 8.0, 1e-7, 10**6)
     made = planning.make(setting, mechanisms=MECHANISMS)
     found: dict[str, float] = {}
@@ -59,7 +60,7 @@ def ratios(num_rounds: int, separation: int) -> dict[str, float]:
 
 
 def grid() -> dict[str, Any]:
-    """Returns the whole table, as the script of the page reads it."""
+    """Computes the whole table of ratios, as the calculator's script reads it."""
     styles = figures.styles((*MECHANISMS, "identity"))
     places = {n: separations(n) for n in ROUNDS}
     found = {n: [ratios(n, separation) for separation in places[n]] for n in ROUNDS}
@@ -74,14 +75,14 @@ def grid() -> dict[str, Any]:
 
 
 def read() -> dict[str, Any]:
-    """Returns the table that the site has."""
+    """Reads the table of ratios that the site has."""
     text = FILE.read_text(encoding="utf-8")
     found: dict[str, Any] = inputs.parsed_json(text.removeprefix(_BEFORE).removesuffix(_AFTER))
     return found
 
 
 def main() -> None:
-    """Writes the file."""
+    """Computes the table and writes its file."""
     text = json.dumps(grid(), separators=(",", ":"))
     FILE.write_text(f"{_BEFORE}{text}{_AFTER}", encoding="utf-8")
 

@@ -4,9 +4,9 @@ A name is public if it stands in the table of ``docs/reference.md``. Pages are w
 ``docs/reference/``, and Sphinx fills them from the docstrings. Signatures show defaults as a user
 types them, and their types lead to the documentation of the packages that have them.
 
-What the packages of this repository may use of the library is more: every name that stands in the
-``__all__`` of its package, or is defined without an underscore in front in a module that stands
-there, or in a package without that list or one of its modules (:func:`shared_pages`).
+Other packages of this repository may use more of the library (:func:`shared_pages`): every name in
+the ``__all__`` of a package; every name without a leading underscore in a module that ``__all__``
+lists; and, for packages without ``__all__``, every such name in them and their modules.
 """
 
 import ast
@@ -30,22 +30,23 @@ PACKAGE = "mf_aggregators"
 _DIRECTORY = pathlib.Path(__file__).resolve().parent.parent / "reference"
 
 _TABLE = pathlib.Path(__file__).resolve().parent.parent / "reference.md"
-# A row: a subject, a module, and its names.
+# Matches a row of the table in reference.md: a subject, a module, and its names.
 _ROW = re.compile(r"^\|[^|]*\| \{py:mod\}`([\w.]+)` \| ([^|]*) \|$", re.MULTILINE)
 
-# The page of classes that are not public.
+# The name of the page of classes that signatures name and that are not public.
 _TYPES = "types"
-# In the order in which a page has them.
+# Kinds of names, in the order of their sections on a page.
 _KINDS = ("function", "class", "exception", "data", "foreign")
 _FOREIGN = "What the installed TensorFlow Federated has by this name, or by its new one."
-# The longest repr of a constant that a page shows.
+# The most characters of a constant's value that a page shows.
 _LONGEST_VALUE = 60
-# Names of the package itself.
+# Modules with names that are public in the package mf_aggregators itself.
 _BY_OTHER_NAMES = {"__init__", "mechanism", "version"}
-# Needs Flower, which is in no environment with TensorFlow Federated.
+# Modules that need Flower, which cannot be installed together with TensorFlow Federated.
 _ELSEWHERE = {"flower"}
 _MODULES_OF_FLOWER = ("flwr", "flwr.app", "flwr.serverapp", "flwr.serverapp.strategy")
-# Pages of other projects about a name, by its module; {0} is the module, {1} the name.
+# Addresses of other projects' documentation of a name, by patterns of its module; {0} is the
+# module, {1} the name.
 _PYTHON = "https://docs.python.org/3/library/"
 _OTHER_PROJECTS = {
     r"collections\.abc": _PYTHON + "collections.abc.html#collections.abc.{1}",
@@ -59,7 +60,7 @@ _OTHER_PROJECTS = {
     r"(tensorflow_federated|tff).*": "https://github.com/google-parfait/tensorflow-federated",
     r"flwr.*": "https://flower.ai/docs/framework/ref-api/flwr.html",
 }
-# The pages of Python's documentation on built-in names.
+# The page of Python's documentation about each built-in name.
 _BUILT_IN = {
     **dict.fromkeys(("bool", "bytes", "dict", "float", "int", "list", "str", "tuple"), "stdtypes"),
     **dict.fromkeys(("type", "object"), "functions"),
@@ -67,7 +68,7 @@ _BUILT_IN = {
 }
 _RETURNS = re.compile(r"(Returns|Yields):\s*")
 _USE = re.compile(r"^Use it when\b")
-# An array with its type arguments.
+# Matches the type of a NumPy array with its type arguments.
 _ARRAY = re.compile(
     r"(~?numpy\.ndarray)\[~?typing\.Any, ~?numpy\.dtype\[~?numpy\.\w+(?:\[~?typing\.Any\])?\]\]"
 )
@@ -76,12 +77,12 @@ _LITERAL = re.compile(r"(``.*?``|`.*?`)")
 
 @dataclasses.dataclass(frozen=True)
 class Page:
-    """The public names of a module.
+    """Page of one module: its public names.
 
     Attributes:
-      module: Its dotted name.
-      names: What it has beside modules, and of which kind: ``function``, ``class``, ``exception``
-        or ``data``; ``foreign`` for what is another project's.
+      module: The module's dotted name.
+      names: The module's public names, each with its kind: ``function``, ``class``, ``exception``
+        or ``data``; ``foreign`` for names of another project.
       modules: The dotted names of its public modules.
       aliases: Other public names of the module.
     """
@@ -93,7 +94,7 @@ class Page:
 
 
 def pages() -> list[Page]:
-    """Returns public names, module by module, as in the table of the reference.
+    """Returns the public names of each module in the table of docs/reference.md.
 
     Raises:
       AttributeError: If the table has a name that does not exist.
@@ -110,7 +111,7 @@ def pages() -> list[Page]:
 
 
 def shared_pages() -> list[Page]:
-    """Returns names that packages of this repository may use, by module, from the package down."""
+    """Returns, by module, the names that other packages of this repository may use."""
     aliases: dict[str, set[str]] = {}
     found: dict[str, Page] = {}
     _collect(PACKAGE, found, aliases)
@@ -121,7 +122,7 @@ def shared_pages() -> list[Page]:
 
 
 def texts(page: Page) -> dict[str, str]:
-    """Returns the pages of a module and of its classes as reStructuredText, by dotted names."""
+    """Returns the reStructuredText pages of a module and its classes, by dotted name."""
     found = {page.module: text(page)}
     for dotted in _pages_of_classes(page):
         title = f"``{dotted.removeprefix(f'{page.module}.')}``"
@@ -160,12 +161,12 @@ def text(page: Page) -> str:
 
 
 def _pages_of_classes(page: Page) -> list[str]:
-    """Dotted names of the classes of a module, each of which has a page."""
+    """Returns the dotted names of a module's public classes, each of which has a page."""
     return [f"{page.module}.{name}" for name, kind in page.names.items() if kind == "class"]
 
 
 def named_types(found: list[Page]) -> list[type]:
-    """Returns the classes of this library that public signatures name, and that are not public.
+    """Returns the classes of this library that are not public but named in public signatures.
 
     Args:
       found: The pages of public names.
@@ -202,10 +203,10 @@ def _page_of_types(found: list[Page]) -> str:
 
 
 def write(directory: pathlib.Path = _DIRECTORY) -> None:
-    """Writes all pages, and removes those of names that are not public any more.
+    """Writes all pages of the reference, and removes pages of names not public any more.
 
     Args:
-      directory: Where to; made if it is not there.
+      directory: Where pages go; created if it is missing.
     """
     every = pages()
     found = {dotted: each for page in every for dotted, each in texts(page).items()}
@@ -215,16 +216,16 @@ def write(directory: pathlib.Path = _DIRECTORY) -> None:
 
 
 def _purpose(module: str) -> str:
-    """The first line of a module's docstring."""
+    """Returns the first line of a module's docstring."""
     return (_imported(module).__doc__ or "").partition("\n")[0]
 
 
 def value_of(module: str, name: str) -> Any:
-    """Returns the object of a module by its name.
+    """Returns the object that a name in a module stands for.
 
     Args:
       module: The dotted name of the module.
-      name: The name in it, or those of a module below it and a name there.
+      name: A name in the module, or a dotted name of a module below and a name in that.
 
     Raises:
       AttributeError: If the module has no such name.
@@ -239,7 +240,7 @@ def _imported(module: str) -> types.ModuleType:
 
 
 class _StandIn(types.ModuleType):
-    """A module that has a class by each name that is asked for."""
+    """Stand-in for a module of Flower: it has a class with any name that is asked for."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -249,7 +250,7 @@ class _StandIn(types.ModuleType):
 
 
 def _stand_ins() -> Any:
-    """A context in which a module that needs Flower can be imported without it."""
+    """Returns a context in which modules that need Flower can be imported without it."""
     if "flwr" in sys.modules or importlib.util.find_spec("flwr") is not None:
         return contextlib.nullcontext()
     made = {name: _StandIn(name) for name in _MODULES_OF_FLOWER}
@@ -303,7 +304,7 @@ def _shared(module: types.ModuleType) -> Iterator[str]:
             every = [each for target in targets for each in ast.walk(target)]
             defined = [each.id for each in every if isinstance(each, ast.Name)]
         elif isinstance(node, ast.ImportFrom):
-            # Another module's name, which this one has as well.
+            # "import name as name" re-exports another module's name.
             defined = [alias.name for alias in node.names if alias.asname == alias.name]
         else:
             continue
@@ -311,7 +312,7 @@ def _shared(module: types.ModuleType) -> Iterator[str]:
 
 
 def _data(module: str, name: str, kind: str) -> list[str]:
-    """The entry of a constant: its value, and the comment that stands above it."""
+    """Returns the reference's entry of a constant, with its value and the comment above it."""
     value = repr(getattr(importlib.import_module(module), name))
     shown = [f"   :value: {value}"] if kind == "data" and len(value) <= _LONGEST_VALUE else []
     meaning = _FOREIGN if kind == "foreign" else _comment(module, name)
@@ -319,7 +320,7 @@ def _data(module: str, name: str, kind: str) -> list[str]:
 
 
 def _comment(module: str, name: str) -> str:
-    """The comment above the assignment of a name, in the module that it is imported from."""
+    """Returns the comment above the assignment of a name, in the module that defines it."""
     tree = ast.parse(inspect.getsource(importlib.import_module(module)))
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and name in [alias.name for alias in node.names]:
@@ -351,7 +352,7 @@ def _kind(value: Any) -> str:
 
 
 def plain(lines: list[str]) -> list[str]:
-    """Returns a docstring in which neither a bar nor a colon of a result means mark-up.
+    """Returns a docstring with bars and results' colons escaped, so that they are not mark-up.
 
     Args:
       lines: The docstring.
@@ -381,12 +382,12 @@ def plain(lines: list[str]) -> list[str]:
 def _prepare(app: Any, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
     lines[:] = [_USE.sub(r"**\g<0>**", line) for line in plain(lines)]
     if what in ("attribute", "property"):
-        # Napoleon takes a first line with a colon for a type; an empty comment has none.
+        # Napoleon would take a first line with a colon for a type: put an empty comment before it.
         lines[:0] = ["..", ""]
 
 
 class _AsTyped:
-    """A default that a signature shows as a user types it."""
+    """Default of a parameter with a repr that is the text a user types."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -396,16 +397,16 @@ class _AsTyped:
 
 
 def typed(default: Any) -> Any:
-    """Returns a default, or an object that is shown as a user types the default.
+    """Returns a parameter's default, or an object with the repr that a user would type for it.
 
     Args:
-      default: That of a parameter.
+      default: The default of a parameter.
     """
     if isinstance(default, enum.Enum):
         return typed(default.value)
     if isinstance(default, Mapping):
         return _AsTyped(repr(dict(default)))
-    # A factory makes the default of a field, or the default is a function.
+    # Defaults that are functions, or that a field's factory makes, are shown as "...".
     if callable(default) or repr(default) == "<factory>":
         return _AsTyped("...")
     return default
@@ -414,12 +415,12 @@ def typed(default: Any) -> Any:
 def _with_short_arrays(
     app: Any, what: str, name: str, value: Any, options: Any, arguments: str, returned: str
 ) -> tuple[str, ...]:
-    """Names arrays as docstrings do, which state their shapes and dtypes."""
+    """Shortens the types of arrays in signatures: docstrings state shapes and dtypes."""
     return tuple(_ARRAY.sub(r"\1", each) if each else each for each in (arguments, returned))
 
 
 def _with_typed_defaults(app: Any, value: Any, is_bound: bool) -> None:
-    """Replaces the defaults in a function's signature by their text as a user types it."""
+    """Replaces defaults in a function's signature by objects shown as a user types them."""
     try:
         found = inspect.signature(value)
     except (TypeError, ValueError):
@@ -434,7 +435,7 @@ def _with_typed_defaults(app: Any, value: Any, is_bound: bool) -> None:
 
 
 def page_of(target: str) -> str | None:
-    """Returns the page of another project about a name of Python's; None if none is known.
+    """Returns the address of another project's page about a name; None if none is known.
 
     Args:
       target: The dotted name, as an annotation has it.
@@ -449,7 +450,7 @@ def page_of(target: str) -> str | None:
 
 
 def _link_elsewhere(app: Any, environment: Any, node: Any, content: Any) -> Any:
-    """Links names of other projects; leaves own names that are not public as they are."""
+    """Links names of other projects to their pages; private names of this library get no link."""
     target = str(node.get("reftarget", ""))
     page = page_of(target) if node.get("refdomain") == "py" else None
     if page is not None:
@@ -467,15 +468,15 @@ def _link_elsewhere(app: Any, environment: Any, node: Any, content: Any) -> Any:
 
 
 def _begin() -> None:
-    # Until the site is built: Sphinx imports the modules as well.
+    # The stand-ins stay until the site is built, because Sphinx imports the modules as well.
     _stand_ins().__enter__()
     write()
 
 
 def setup(app: Any) -> dict[str, bool]:
-    """Writes the pages before Sphinx looks for sources."""
+    """Sphinx extension that writes the pages of the reference before Sphinx looks for sources."""
     app.connect("builder-inited", lambda app: _begin())
-    # Before Napoleon reads the sections of docstrings.
+    # Priority 400 runs before Napoleon (500), which reads the sections of docstrings.
     app.connect("autodoc-process-docstring", _prepare, priority=400)
     app.connect("autodoc-before-process-signature", _with_typed_defaults)
     app.connect("autodoc-process-signature", _with_short_arrays)

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 
 from docs.extensions import command_pages, reference_pages
 
-# A browser loads the targets of these while it shows a page.
+# Tags and attributes with targets that a browser loads while it shows a page.
 _LOADED = {
     ("img", "src"),
     ("link", "href"),
@@ -27,7 +27,7 @@ _INVENTORY_LINE = re.compile(r"(?P<name>\S+)\s+(?P<role>\S+)\s+-?\d+\s+\S+\s+.*"
 
 
 class _Page(html.parser.HTMLParser):
-    """Collects references of a page, and the places that others may refer to."""
+    """Parses a page: collects its references, and the places in it that others may refer to."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,11 +37,11 @@ class _Page(html.parser.HTMLParser):
         self.wordless: list[str] = []
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        """Notes one tag."""
+        """Records the references and names in one tag."""
         relation = dict(attributes).get("rel")
         if tag == "img":
             words, source = (dict(attributes).get(name) or "" for name in ("alt", "src"))
-            # An image of a notebook that has no words has its path in their place.
+            # An image of a notebook without alternative text has its path in that place.
             if words in ("", source):
                 self.wordless.append(source)
         for name, value in attributes:
@@ -56,7 +56,7 @@ class _Page(html.parser.HTMLParser):
 
 
 def inventory(site: pathlib.Path) -> set[str]:
-    """Returns the names of Python that the inventory of a site has.
+    """Returns the Python names in the inventory of a built site.
 
     Args:
       site: The folder of the site.
@@ -77,11 +77,11 @@ def inventory(site: pathlib.Path) -> set[str]:
 
 
 def faults(site: pathlib.Path, public: Iterable[str], commands: Iterable[str]) -> Iterator[str]:
-    """Yields the faults of a site, a line for each.
+    """Yields the faults of a built site, a line of text for each.
 
     Args:
       site: The folder of the site.
-      public: The dotted names that have to be in its inventory.
+      public: The dotted names that have to be in the site's inventory.
       commands: The commands that have to have a page.
     """
     missing = set(public) - inventory(site)
@@ -114,7 +114,7 @@ def faults(site: pathlib.Path, public: Iterable[str], commands: Iterable[str]) -
 
 
 def public_names() -> list[str]:
-    """Returns the dotted names of all that is public, modules included."""
+    """Returns the dotted names of all public modules, functions, classes and constants."""
     return [
         name
         for page in reference_pages.pages()
@@ -123,7 +123,7 @@ def public_names() -> list[str]:
 
 
 def main(site: pathlib.Path) -> int:
-    """Prints the faults of a site; the exit status."""
+    """Prints the faults of a built site, and returns the exit status."""
     found = list(faults(site.resolve(), public_names(), command_pages.names()))
     for fault in found:
         print(fault, file=sys.stderr)

@@ -28,23 +28,24 @@ from simulations.devices.device_populations import DevicePopulation, DeviceRound
 
 DIRECTORY = pathlib.Path(__file__).resolve().parent.parent / "_static" / "figures"
 
-# The run of the README's code.
+# Rounds, separation, participations and guarantee of the run in the README's code.
 NUM_ROUNDS, SEPARATION, MAX_PARTICIPATIONS = 200, 25, 8
 EPSILON, DELTA = 8.0, 1e-4
-# Rounds in which the first panel follows one draw of noise.
+# The number of rounds over which the figure's first panel follows one draw of noise.
 ROUNDS_OF_A_DRAW = 12
-# The seed of the draws that the second panel shows.
+# The seed of the noise draws in the second panel of the figure.
 _SEED = 4
 
 # The devices, rounds and separation of the figure of timers.
 DEVICES, ROUNDS_OF_DEVICES, SEPARATION_OF_DEVICES = 8, 24, 6
-# The round of the drawn row of noise, from 0, and its matrix.
+# The figure of one noise row: its round, from 0, and the bands and rounds of its matrix.
 ROW, ROW_BANDS, ROW_ROUNDS = 3, 8, 32
-# Epsilons of an attacker's curves, and the false positive rates that are marked.
+# The figure of an attacker: the epsilons of its curves, and the false positive rates that are
+# marked.
 EPSILONS = (8.0, 2.0)
 MARKED_RATES = (1e-3, 1e-2)
 _RATES = np.logspace(-4.0, 0.0, 121)
-# The fleet of the drawn day: devices in Europe, and rounds of ten minutes.
+# The fleet of the figure of a day: devices in Europe, and rounds of ten minutes.
 FLEET, FLEET_CLIENTS, TIMER_HOURS = 20_000, 100, 20.0
 _FLEET_BEHAVIOUR = device_behaviour.DeviceBehaviour(
     availability=device_behaviour.Diurnal(utc_offsets=(0.0, 1.0, 2.0)),
@@ -54,19 +55,19 @@ _FLEET_BEHAVIOUR = device_behaviour.DeviceBehaviour(
 )
 _DAY_SECONDS = 86_400.0
 
-# Inches: the width of a phone at the size of its own text.
+# Width of a panel in inches, so that its text has the size of a phone's own text.
 _WIDTH = 4.0
 _CORRELATED, _INDEPENDENT, _THIRD = (
     each["color"] for each in figures.styles(["banded", "identity", "tree"]).values()
 )
 _GREY = "#595959"
 _PALE = "#d9d9d9"
-# The station on a row's way that leaves the server.
+# The place, among the stations on a noise row's way, of the one that is released.
 _RELEASED = 3
 
 
 def noise() -> matplotlib.figure.Figure:
-    """Draws one draw of noise over the rounds, and the noise in the model by round."""
+    """Draws one noise draw's share in each round, and the noise in the model by round."""
     figure, ((above,), (below,)) = figures.panels(2, 1, (_WIDTH, 2.1), height_ratios=(2, 3))
     correlated, independent = mechanisms()
     column = noise_rows(correlated)[:ROUNDS_OF_A_DRAW, 0]
@@ -93,7 +94,7 @@ def noise() -> matplotlib.figure.Figure:
 
 
 def mechanisms() -> tuple[mfa.Mechanism, mfa.Mechanism]:
-    """Returns the mechanism of the README's code, and independent noise of the same guarantee."""
+    """Returns the README's mechanism, and one of independent noise with the same guarantee."""
     timers = MinSeparation(SEPARATION, MAX_PARTICIPATIONS)
     correlated = mfa.factorizations.banded(NUM_ROUNDS, num_bands=SEPARATION)
     independent = mfa.factorizations.identity(NUM_ROUNDS)
@@ -105,21 +106,21 @@ def mechanisms() -> tuple[mfa.Mechanism, mfa.Mechanism]:
 
 
 def noise_rows(mechanism: mfa.Mechanism) -> np.ndarray:
-    """Returns the (n, n) matrix from standard normal draws to noise of rounds, in clip norms."""
+    """Returns the (n, n) matrix from standard normal draws to rounds' noise, in clip norms."""
     sensitivity = mechanism.factorization.sensitivity(mechanism.noise_reference).value
     deviation = mechanism.noise_multiplier * sensitivity
     return deviation * np.asarray(mechanism.factorization.noising_matrix())
 
 
 def noise_in_model(mechanism: mfa.Mechanism) -> np.ndarray:
-    """Returns the (n,) standard deviations of the sum of the noise so far, in clip norms."""
+    """Returns the (n,) standard deviations of the summed noise up to each round, in clip norms."""
     workload = mfa.workloads.prefix_sum(mechanism.num_rounds)
     variance = mechanism.factorization.per_round_variance(workload, mechanism.noise_reference)
     return mechanism.noise_multiplier * np.sqrt(np.asarray(variance))
 
 
 def separation() -> matplotlib.figure.Figure:
-    """Draws which devices take part in which round, and for how long each then waits."""
+    """Draws which devices take part in each round, and how long their timers then run."""
     figure, ((axes,),) = figures.panels(1, 1, (_WIDTH, 2.6))
     for round_index, devices in enumerate(cohorts()):
         for device in devices:
@@ -141,7 +142,7 @@ def cohorts() -> list[np.ndarray]:
 
 
 def row() -> matplotlib.figure.Figure:
-    """Draws how a round's row of noise is made, and the sum that it is added to."""
+    """Draws how a round's noise row is made, and the sum that the row is added to."""
     figure, ((axes,),) = figures.panels(1, 1, (_WIDTH, 4.3))
     axes.axis("off")
     axes.set_xlim(0.0, 1.0)
@@ -184,14 +185,14 @@ def row() -> matplotlib.figure.Figure:
 
 
 def row_of_noise() -> np.ndarray:
-    """Returns the weights of the draws so far in the noise of the round that is followed."""
+    """Returns the weights of the draws up to round ROW in that round's noise."""
     matrix = mfa.factorizations.banded(ROW_ROUNDS, num_bands=ROW_BANDS)
     weights = np.asarray(matrix.noising_matrix())[ROW, : ROW + 1]
     return np.asarray(weights / weights[ROW])
 
 
 def attacker() -> matplotlib.figure.Figure:
-    """Draws how often an attacker finds a client, by how often others are taken for it."""
+    """Draws an attacker's highest true positive rate over the false positive rate."""
     figure, ((axes,),) = figures.panels(1, 1, (_WIDTH, 2.8))
     for epsilon, colour in zip(EPSILONS, (_CORRELATED, _THIRD), strict=True):
         axes.plot(
@@ -216,14 +217,14 @@ def attacker() -> matplotlib.figure.Figure:
 
 
 def rates_of_attacker(epsilon: float, false_positive_rates: np.ndarray) -> np.ndarray:
-    """Returns the highest true positive rates of an attacker of a run without amplification."""
+    """Returns an attacker's highest true positive rates against a run without amplification."""
     noise_multiplier = mfa.accounting.noise_multiplier(epsilon, DELTA)
     found = mfa.accounting.true_positive_rate(noise_multiplier, false_positive_rates)
     return np.asarray(found)
 
 
 def fleet() -> matplotlib.figure.Figure:
-    """Draws how many devices of a fleet are available in a day, and when rounds take place."""
+    """Draws how many devices of a fleet are available over a day, and when rounds take place."""
     figure, ((axes,),) = figures.panels(1, 1, (_WIDTH, 2.8))
     hours = np.arange(0.0, 24.0, 0.25)
     axes.fill_between(hours, 0.0, available(hours), color=_PALE, label="charging and idle")
@@ -250,7 +251,7 @@ def fleet() -> matplotlib.figure.Figure:
 
 
 def available(hours: np.ndarray) -> np.ndarray:
-    """Returns how many devices of the fleet are charging and idle at hours of its third day."""
+    """Returns how many devices of the fleet are available at given hours of its third day."""
     devices = np.arange(FLEET)
     seconds = 2.0 * _DAY_SECONDS + 3600.0 * hours
     behaviour = _FLEET_BEHAVIOUR.availability
@@ -271,7 +272,7 @@ def _subscript(number: int) -> str:
     return "".join("₀₁₂₃₄₅₆₇₈₉"[int(digit)] for digit in str(number))
 
 
-# Each has a line for a reader who does not see it.
+# Figures by name, each with its alternative text for readers who do not see it.
 FIGURES: Mapping[str, tuple[Callable[[], matplotlib.figure.Figure], str]] = {
     "noise": (
         noise,
@@ -302,7 +303,7 @@ FIGURES: Mapping[str, tuple[Callable[[], matplotlib.figure.Figure], str]] = {
 
 
 def svg(name: str) -> str:
-    """Returns a figure as SVG, the same bytes for the same figure; text is drawn as outlines.
+    """Returns a figure as SVG, reproducibly and with text drawn as outlines.
 
     Args:
       name: One of ``FIGURES``.
@@ -319,13 +320,13 @@ def svg(name: str) -> str:
 
 
 def image(name: str) -> dict[str, Any]:
-    """Returns the file and the text of a figure on a page.
+    """Returns the file name and the alternative text of a figure.
 
     Args:
       name: One of ``FIGURES``.
 
     Raises:
-      ValueError: If it is none of them.
+      ValueError: If there is no figure of this name.
     """
     if name not in FIGURES:
         raise ValueError(f"there is no figure {name!r}: {', '.join(FIGURES)}")
@@ -334,8 +335,8 @@ def image(name: str) -> dict[str, Any]:
 
 
 def setup(app: Any) -> dict[str, bool]:
-    """Adds the directive ``drawn``."""
-    # The tests draw without the packages that build the site.
+    """Sphinx extension that adds the directive ``drawn`` for figures."""
+    # Import here, because tests draw figures without the packages that build the site.
     from docutils import nodes
     from docutils.parsers.rst import Directive
 

@@ -17,16 +17,16 @@ import tarfile
 import tempfile
 
 ARCHIVE = "mf_aggregators-site.tar.gz"
-# The folder of an archive, and the file with the list of versions.
+# The folder of the site in an archive, and the file in a site with the list of versions.
 _IN_ARCHIVE = "html"
 _LIST = pathlib.PurePath("_static", "versions.js")
 _LATEST = "latest"
-# Tags of releases. Others, as of candidates, have no place on the site.
+# Matches tags of releases; versions with other tags, as candidates, are not on the site.
 _TAG = re.compile(r"v(\d+)\.(\d+)\.(\d+)")
 
 
 def put_beside(site: pathlib.Path, released: pathlib.Path) -> list[str]:
-    """Puts released sites below the latest one.
+    """Unpacks the sites of releases into folders of the latest site, and lists all versions.
 
     Args:
       site: The folder of the latest site, which is changed.
@@ -67,9 +67,9 @@ def put_beside(site: pathlib.Path, released: pathlib.Path) -> list[str]:
 
 
 def _check_members(archive: pathlib.Path, packed: tarfile.TarFile) -> None:
-    """Raises ValueError unless there are files and folders alone, below where it is unpacked.
+    """Raises ValueError if an archive has anything but files and folders below its own root.
 
-    Python has a filter for that since 3.10.12 and 3.11.4, and Debian 12 has 3.11.2.
+    Python's own filter for archives came with 3.10.12 and 3.11.4, and Debian 12 has 3.11.2.
     """
     for member in packed.getmembers():
         path = pathlib.PurePosixPath(member.name)

@@ -1,4 +1,4 @@
-"""Makes pages of the source files that documents link to.
+"""Makes pages of the site from the source files that documents link to.
 
 A link such as ``[the planner](../mf_aggregators/planning/planner.py)`` leads to the file where a
 document is read in the repository. On the site it leads to a page with the file's code.
@@ -19,7 +19,7 @@ def linked() -> list[str]:
     """Returns the source files that documents link to, as paths from the root of the repository.
 
     Raises:
-      FileNotFoundError: If one of them is not there.
+      FileNotFoundError: If one of these files does not exist.
     """
     found = set()
     for document in sorted(_DOCUMENTS.rglob("*.md")):
@@ -32,12 +32,12 @@ def linked() -> list[str]:
 
 
 def page_of(file: str) -> str:
-    """Returns the name of the page of a source file."""
+    """Returns the name of the page that shows a source file."""
     return f"{_FOLDER}/{file.removesuffix('.py')}"
 
 
 def _link_to_pages(app: Any, document: Any) -> None:
-    """Has links to source files lead to their pages, before Sphinx copies them as downloads."""
+    """Lets links to source files lead to their pages, before Sphinx makes downloads of them."""
     from docutils import nodes
     from sphinx import addnodes
 
@@ -60,8 +60,8 @@ def _pages(app: Any) -> Iterator[tuple[str, dict[str, Any], str]]:
 
 
 def setup(app: Any) -> dict[str, bool]:
-    """Adds the pages."""
-    # Runs before the collector of downloads, which has priority 500.
+    """Sphinx extension that adds pages of source files."""
+    # Priority 100 runs before Sphinx's collector of downloads, which has priority 500.
     app.connect("doctree-read", _link_to_pages, priority=100)
     app.connect("html-collect-pages", _pages)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
