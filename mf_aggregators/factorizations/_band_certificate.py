@@ -206,7 +206,7 @@ class BandedWorkload:
             rounds are used.
 
         Returns:
-            The bound; 0 if none is known, because C or A is too ill-conditioned.
+          The bound; 0 if none is known, because C or A is too ill-conditioned.
         """
         num_rounds, num_bands = bands.shape
         size = min(num_last, num_rounds)

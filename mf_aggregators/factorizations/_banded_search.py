@@ -1,4 +1,4 @@
-r"""The search for the banded strategy matrix of least mean error, in O(n b^2) operations.
+r"""Search for the banded strategy matrix with the least error, in O(n b^2) operations.
 
 L-BFGS runs over the entries of C before its columns are scaled to keep the constraint. Error and
 slope come from :mod:`mf_aggregators.linear_algebra`, and
@@ -77,91 +77,96 @@ from mf_aggregators.linear_algebra import (
 from mf_aggregators.workloads import AnyWorkload, Workload
 
 _Searched = TypeVar("_Searched", bound="_BandedSearch")
-# Evaluations before the first look at the certificate, which costs about five of them, and the
-# fewest and the most between two looks.
+# The number of evaluations before the first certificate, which costs about five evaluations, and
+# the fewest and the most evaluations between two certificates.
 _FIRST_CERTIFICATE = 50
 _FEWEST_BETWEEN_CERTIFICATES, _MOST_BETWEEN_CERTIFICATES = 10, 25
-# The gap at which a search ends, relative to the gap that is to be certified.
+# The search ends at this share of the gap that is to be certified.
 _SAFE_SHARE = 0.9
-# The most rounds for which vectors of all of them are made, in n^2 b operations: at the end of a
-# search, and at each look.
+# The most rounds for which certificates use vectors over all rounds, which take n^2 b operations:
+# at the end of a search, and between evaluations.
 _MOST_ROUNDS_OF_VECTORS, _MOST_ROUNDS_IN_BETWEEN = 4096, 512
-# Powers of the weights of a row and of a column, and of a lag, that an entry's variable is scaled
-# by: those that took the fewest steps of many tried. For equal norms and prefix sums they take a
-# quarter fewer than columns alone, at (rounds, bands) = (1026, 171), (2052, 64), (4096, 32) and
-# (10,000, 16); with momentum or norms that differ they take more.
+# Powers of the weights of a row and of a column, and of a lag, by which the variable of an entry is
+# scaled: of many powers that were tried, these took the fewest steps. For equal norms and prefix
+# sums the second ones take a quarter fewer steps than the first ones, at (rounds, bands) = (1026,
+# 171), (2052, 64), (4096, 32) and (10,000, 16); with momentum or unequal norms they take more.
 _POWERS, _POWERS_FOR_PREFIX_SUMS = (0.0, -0.375, 0.0), (-0.6, 0.2, 0.1)
-# Least weight of a round, relative to the largest, in the scales of the variables.
+# The least weight of a column, relative to the largest, in the scales of the variables.
 _LEAST_WEIGHT = 1e-4
-# The change of entries of C that estimates the curvature, relative to the largest entry.
+# The change of entries of C by which curvature is estimated, relative to the largest entry.
 _SMALL_STEP = 1e-5
-# The length of the first step, relative to C, if the error is not convex along it.
+# The length of the first step, relative to C, if the error is not convex along the step.
 _CAUTIOUS_STEP = 1e-2
-# In place of the logarithm of an error beyond floats.
+# The value of the objective if the error is beyond floats.
 _LARGEST_LOG = 1e3
-# The largest logarithm of a power of errors.
+# The largest logarithm of a power of errors that is computed.
 _LARGEST_POWER = 600.0
-# Pairs of steps and slopes that L-BFGS keeps.
+# The number of pairs of steps and slope changes that L-BFGS keeps.
 _CORRECTIONS = 20
-# Exponents c of a round of mean weight, their power of weights, and the least and the largest.
+# The exponent c of a round of mean weight, the power of weights in other exponents, and their
+# limits.
 _EXPONENT, _POWER_OF_WEIGHTS, _EXPONENTS_BETWEEN = 9.0, -0.35, (5.0, 60.0)
-# Factors of the exponents of errors between turns; the second is for many blocks, where errors
-# swing more.
+# Factors of the powers by which weights change between turns; the second one is for many blocks,
+# where errors swing more.
 _RELAXATIONS = 1.1, 0.7
-# The largest change of the logarithm of a weight between turns.
+# The largest change of the logarithm of a weight between two turns.
 _LARGEST_CHANGE_OF_LOG = 1.5
-# The share of the gap that raised weights may take; its least value, relative to the distance of
-# the maximum from the mean (the second one with many blocks); and its largest value.
+# The share of a budget that raising weights may cost. The budget is the gap that is to be certified
+# or, if that is more, a multiple of the distance of the maximum from the mean (the second one with
+# many blocks), up to the last number.
 _SHARE_OF_FLOOR, _FLOORS_BY_DISTANCE, _MOST_FOR_FLOOR = 0.5, (0.2, 0.03), 0.03
-# Steps of the first turn, and the fewest and the most of each other one.
+# The number of steps of the first turn, and the fewest and the most steps of later turns.
 _STEPS_OF_FIRST_TURN, _FEWEST_STEPS, _MOST_STEPS = 15, 3, 6
-# The most steps of a turn at a small distance, relative to the gap that is asked for. Errors of
-# rounds swing otherwise, and the certificate wants a matrix that is nearly the best for its
-# weights.
+# The most steps of a turn close to the target, and the distance that counts as close, relative to
+# the target. With fewer steps errors of rounds would swing, and the certificate needs a matrix that
+# is nearly the best for its weights.
 _MOST_STEPS_NEARBY, _NEARBY = 20, 1.1
-# A turn ends once the expected decrease of a step is below this, relative to the error of the
-# weights; the first turn at the other number.
+# A turn ends when the expected decrease of a step is below the first number, relative to the error
+# of the weights; the first turn ends at the second number.
 _SHARE_OF_STEP, _STEP_OF_FIRST_TURN = 0.05, 1e-4
-# The share of the evaluations after which turns are late, their exponent c and most steps, and the
-# share of the mean in their weights, relative to the gap that is to be certified.
+# Turns are late after this share of the evaluations. Then their exponent c and their most steps are
+# these, and weights get this share of their mean, relative to the gap that is to be certified.
 _LATE, _LATE_EXPONENT, _MOST_LATE_STEPS, _LATE_SHARE_OF_MEAN = 1.0 / 3.0, 16.0, 60, 0.5
-# Turns without a step that end a search.
+# The number of turns without a step after which the search ends.
 _MOST_IDLE_TURNS = 100
-# The numbers of turns to take means of X over, and the largest distance of the maximum above the
-# mean at which they are tried.
+# The numbers of turns over which means of X are taken, and the largest distance of the maximum
+# above the mean at which such means are tried.
 _TURNS_OF_MEANS, _NEAR_ENOUGH_FOR_MEANS = (6, 16, 48), 0.06
-# The first looks at the certificate, and evaluations between two.
+# Certificates are computed when the distance is below this share of the target, and at most once in
+# this number of evaluations.
 _SAFE_DISTANCE, _BETWEEN_LOOKS = 0.97, 10
-# The gap at which the search ends, relative to the target: that of the best matrix is stated.
+# The search for the maximum ends at this share of the gap that is to be certified, since the gap of
+# the best matrix is stated.
 _SAFE_SHARE_OF_MAXIMUM = 0.98
-# Sufficient decrease of a line search, its first step without curvature, and its shortest one.
+# Line search: the share of the expected decrease that suffices, the first step without curvature,
+# the shortest step, and the increase that counts as rounding.
 _SUFFICIENT, _FIRST_STEP, _SHORTEST_STEP, _LEAST_DECREASE = 1e-4, 0.5, 1e-8, 1e-14
-# The fewest bands of a search that begins with half of them, and the most blocks of b rounds of one
-# that does not begin with half of these.
+# The fewest bands with which a search begins from a search with half the bands, and the most blocks
+# of b rounds without a search of half the blocks.
 _FEWEST_BANDS, _MOST_BLOCKS = 12, 16
-# The most evaluations of a search with half the blocks, times these.
+# The most evaluations of a search with half the blocks, times the number of its blocks.
 _EVALUATIONS_OF_BLOCKS = 64_000
-# The last blocks, with the weights that give the bound, and their most rounds: a few arrays have
-# the square of these. The largest distance of the maximum from the mean at which the bound is
-# computed, relative to the gap that is to be certified, and the evaluations between two
-# computations.
+# The number of last blocks, and of their rounds, with weights that give the bound by last rounds: a
+# few arrays have the square of the rounds. Then the largest distance of the maximum from the mean
+# at which this bound is computed, relative to the gap that is to be certified, and the evaluations
+# between two of these bounds.
 _LAST_BLOCKS, _MOST_LAST_ROUNDS = 128, 8192
 _DISTANCE_FOR_LAST_BLOCKS, _BETWEEN_LOOKS_AT_LAST_BLOCKS = 1.1, 150
-# Raising a weight costs this at least, so that no floor is above all bounds.
+# The least cost of raising a weight by one, so that the floor of weights has a limit.
 _LEAST_COST = 1e-4
-# The least cosine between a step and a change of the slope: below it curvature is rounding.
+# The least cosine between a step and the change of the slope: a smaller one is only rounding.
 _LEAST_COSINE = 1e-10
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Strategy:
-    """Bands of C in a search, before and after they are scaled to keep the constraint.
+    """A strategy matrix in a search, before and after its columns are scaled to the constraint.
 
     Attributes:
-      bands: (n, b) before scaling.
-      norms: (n,) what its columns are divided by.
-      scaled: (n, b).
-      covariances: Those of the scaled ones.
+      bands: (n, b) bands before scaling.
+      norms: (n,) numbers by which the columns are divided.
+      scaled: (n, b) bands after scaling.
+      covariances: The covariances of the scaled matrix's noise.
     """
 
     bands: FloatArray
@@ -171,26 +176,26 @@ class _Strategy:
 
     @functools.cached_property
     def rows(self) -> FloatArray:
-        """(n,) errors of rounds."""
+        """The (n,) squared errors of the rounds."""
         return self.covariances.squared_rows()
 
 
 @dataclasses.dataclass(eq=False)
 class _BandedSearch:
-    """L-BFGS over the entries of C, with the best matrix and bound so far.
+    """Search for the least mean error: L-BFGS over the entries of C, with the best bound so far.
 
     Attributes:
       workload: A, known by its name or an (n, n) lower-triangular array of full rank.
-      layout: The squared norms of the columns of a class of rounds sum to at most one.
+      layout: The classes of rounds: the squared norms of the columns of a class sum to at most one.
       num_bands: b.
       error: The error that is minimised.
       relative_gap: The relative gap at which the search ends.
       max_evaluations: The number of evaluations after which the search ends anyway.
       show_progress: Whether to show a bar on standard error.
-      evaluations: How often the error was evaluated.
-      best_bands: (n, b) of the best matrix, of sensitivity one.
+      evaluations: The number of evaluations of the error so far.
+      best_bands: (n, b) bands of the best matrix, of sensitivity one.
       multipliers: (n,) weights of rounds, for the maximum.
-      bound: A lower bound on the squared error of any matrix.
+      bound: A lower bound on the squared error of any feasible matrix.
     """
 
     workload: AnyWorkload
@@ -208,13 +213,15 @@ class _BandedSearch:
         self._progress = progress_bar(f"{self.num_bands} bands", show=self.show_progress)
         self.multipliers = np.full(self.error.num_rounds, 1.0 / self.error.num_rounds)
         self.best_bands = np.empty(0)
-        # The errors of the best matrix, and of the matrices that both bounds were found for.
+        # The error of the best matrix, and of the matrices for which both kinds of bounds were
+        # computed last.
         self._best_error = self._certified_error = self._error_by_vectors = np.inf
-        # The gap at the last look at the certificate, and when that was and the next one is.
+        # The gap at the last certificate, the evaluation of that certificate, and that of the next
+        # one.
         self._gap, self._looked_at, self._next_certificate = np.inf, 0, _FIRST_CERTIFICATE
 
     def finished(self: _Searched, start: FloatArray) -> _Searched:
-        """Returns the search itself, after it ended, and closes the bar.
+        """Runs the search, closes its progress bar and returns the search.
 
         Args:
           start: (n, b) bands; their matrix is kept if no better one is found.
@@ -226,18 +233,18 @@ class _BandedSearch:
         return self
 
     def run(self, bands: FloatArray) -> None:
-        """Searches until no progress is made.
+        """Searches until the target is certified or no progress is made.
 
         Args:
-          bands: (n, b) to begin with.
+          bands: (n, b) bands to begin with.
 
         Raises:
           Converged: When the target is certified.
         """
-        # Entries matter more the more their round does for the error, by the diagonal of the dual:
-        # in variables that are larger by a power of it, the search takes fewer steps. The
-        # optimiser's first step has length one, and is made the one that the curvature along the
-        # gradient suggests.
+        # Entries of rounds that contribute more to the error, by the diagonal of the dual, matter
+        # more. The search takes fewer steps if variables are scaled by a power of that. The
+        # optimiser's first step has length one, so variables are also scaled to make it the step
+        # that the curvature along the gradient suggests.
         in_band = np.tri(len(bands), self.num_bands, dtype=bool)
         _, slope, weights = self._log_error(bands)
         scales = self._scales_of_variables(bands, weights)
@@ -272,18 +279,18 @@ class _BandedSearch:
         )
 
     def _keep(self, bands: FloatArray, error: float) -> None:
-        """Keeps (n, b) bands, scaled to sensitivity one, if their error is the best; NaN is not."""
+        """Keeps (n, b) bands, scaled to sensitivity one, if their error is the best so far."""
         squared = self._squared_sensitivity(bands)
         if error * squared < self._best_error:
             self._best_error = error * squared
             self.best_bands = bands / np.sqrt(squared)
 
     def _squared_sensitivity(self, bands: FloatArray) -> float:
-        """The largest sum of squared norms of columns over a class."""
+        """Returns the largest sum of squared column norms over a class of rounds."""
         return float(np.max(self.layout.totals(column_sums(np.square(bands)))))
 
     def certified_gap(self) -> float:
-        """Returns the relative gap of the best matrix; infinite if nothing is certified."""
+        """Returns the certified relative gap of the best matrix; infinite if there is none."""
         return self._certified_gap(_MOST_ROUNDS_OF_VECTORS)
 
     def _certified_gap(self, most_rounds_of_vectors: int) -> float:
@@ -294,7 +301,7 @@ class _BandedSearch:
         is_far = gap_above(self._best_error, self.bound) > _SAFE_SHARE * self.relative_gap
         is_new = self._error_by_vectors > self._best_error
         if is_far and is_new and num_rounds <= most_rounds_of_vectors:
-            # The mean of equal weights is the sum over n.
+            # For the sum over rounds, the bound on the mean with equal weights is multiplied by n.
             bound = num_rounds * self._bound_by_last(
                 self.best_bands, np.ones(num_rounds), num_rounds
             )
@@ -305,7 +312,7 @@ class _BandedSearch:
         return self._prepared.lower_bound_by_last_rounds(bands, self.layout, weights, num_last)
 
     def _scales_of_variables(self, bands: FloatArray, weights: FloatArray) -> FloatArray:
-        """(n, b): what entries of C are over variables, from (n,) weights of its columns."""
+        """Returns (n, b) scales: entries of C over the search's variables."""
         weights = np.maximum(weights, _LEAST_WEIGHT * np.max(weights))
         is_prefix_sum = self._prepared.inverse_bands.shape[1] == 2
         of_rows, of_columns, of_lags = (
@@ -316,11 +323,11 @@ class _BandedSearch:
         return np.asarray(scales * np.outer(weights**of_rows, lags**of_lags))
 
     def _error_of(self, covariances: BandedCovariances) -> float:
-        """The error of a matrix."""
+        """Returns the error that is minimised, from the covariances of a matrix."""
         return covariances.squared_error
 
     def _strategy(self, bands: FloatArray) -> _Strategy:
-        """The strategy of (n, b) bands before scaling."""
+        """Returns the strategy with given (n, b) bands before scaling."""
         squared_norms = column_sums(np.square(bands))
         norms = np.sqrt(self.layout.totals(squared_norms))
         scaled = bands * spread_columns(1.0 / norms, self.num_bands)
@@ -328,7 +335,7 @@ class _BandedSearch:
         return _Strategy(bands, norms, scaled, covariances)
 
     def _count(self, strategy: _Strategy, error: float) -> None:
-        """Notes an evaluation, and keeps the matrix if its error is the best; NaN is not."""
+        """Counts an evaluation, and keeps its matrix if the error is the best so far."""
         self.evaluations += 1
         self._progress.update()
         self._keep(strategy.scaled, error)
@@ -336,9 +343,9 @@ class _BandedSearch:
     def _slope(
         self, strategy: _Strategy, weights: FloatArray | None
     ) -> tuple[FloatArray, FloatArray]:
-        """The (n, b) slope by bands of a sum of errors of rounds, and (n,) the scaled columns'.
+        """Returns the (n, b) slope of a weighted sum of errors, and (n,) slopes along columns.
 
-        The latter are products of each scaled column with its slope.
+        The latter are the products of each scaled column with its slope.
         """
         slope = strategy.covariances.slope(weights)
         along = column_sums(slope * strategy.scaled)
@@ -348,7 +355,7 @@ class _BandedSearch:
         return slope, along
 
     def _log_error(self, bands: FloatArray) -> tuple[float, FloatArray, FloatArray]:
-        """The logarithm of the error, its (n, b) slope, and (n,) weights of the columns."""
+        """Returns the error's logarithm, its (n, b) slope, and (n,) weights of columns."""
         with np.errstate(all="ignore"):
             strategy = self._strategy(bands)
             error, slope = strategy.covariances.squared_error, np.full(bands.shape, np.nan)
@@ -357,9 +364,9 @@ class _BandedSearch:
                 slope /= error
         self._count(strategy, error)
         if not np.all(np.isfinite(slope)):
-            # The line search takes a shorter step.
+            # The returned value makes the line search take a shorter step.
             return _LARGEST_LOG, np.zeros(bands.shape), np.ones(len(bands))
-        # -along / 2 is (X V)_jj; V_jj X_jj is its largest part.
+        # The number -along / 2 is (X V)_jj, of which V_jj X_jj is the largest part.
         return float(np.log(error)), slope, np.maximum(-0.5 * along / strategy.norms**2, 0.0)
 
     def _look_at_certificate(self) -> None:
@@ -372,7 +379,8 @@ class _BandedSearch:
         target = _SAFE_SHARE * self.relative_gap
         if self._gap <= target:
             raise Converged
-        # The time until the target is reached, if the gap falls as fast as before.
+        # The wait is the number of evaluations until the target, if the gap falls as fast as
+        # before.
         wait = float(_FEWEST_BETWEEN_CERTIFICATES)
         if self._gap < before < np.inf:
             wait = since * np.log(self._gap / target) / np.log(before / self._gap)
@@ -383,31 +391,31 @@ class _BandedSearch:
 
 
 class _CurvaturePairs:
-    """The last steps of a search and the changes of slopes along them, for L-BFGS.
+    """The last steps of a search and the slope changes along them, from which L-BFGS steps.
 
-    Pairs may stay while the objective changes a little, which SciPy's optimiser does not allow.
+    Pairs may be kept while the objective changes a little, which SciPy's optimiser does not allow.
     """
 
     def __init__(self, most: int) -> None:
-        """Begins without pairs.
+        """Begins with no pairs.
 
         Args:
-          most: How many are kept.
+          most: The number of pairs that are kept.
         """
         self._most = most
         self._pairs: list[tuple[FloatArray, FloatArray, float]] = []
         self._shape: tuple[int, ...] = ()
 
     def __len__(self) -> int:
-        """The number of pairs."""
+        """The number of pairs that are kept now."""
         return len(self._pairs)
 
     def add(self, step: FloatArray, change: FloatArray) -> None:
-        """Keeps a pair if the slope grows along the step.
+        """Keeps a pair of a step and a slope change, if the slope grows along the step.
 
         Args:
-          step: Of any shape.
-          change: Of the slope, of the same shape.
+          step: The step, of any shape.
+          change: The change of the slope, of the same shape.
         """
         self._shape = step.shape
         product = float(np.vdot(step, change))
@@ -416,10 +424,10 @@ class _CurvaturePairs:
             self._pairs = [*self._pairs, pair][-self._most :]
 
     def scale(self, metric: Callable[[FloatArray], FloatArray]) -> float:
-        """Returns the factor that makes a metric right along the last step; 1 before any.
+        """Returns the factor that makes a metric exact along the last step; 1 without a step.
 
         Args:
-          metric: As :meth:`step` takes it.
+          metric: As in :meth:`step`.
         """
         if not self._pairs:
             return 1.0
@@ -427,12 +435,12 @@ class _CurvaturePairs:
         return product / float(np.vdot(change, metric(change.reshape(self._shape))))
 
     def step(self, slope: FloatArray, metric: Callable[[FloatArray], FloatArray]) -> FloatArray:
-        """Returns the step of L-BFGS by its two loops (Nocedal and Wright, Alg. 7.4).
+        """Returns the L-BFGS step by the two-loop recursion of Nocedal and Wright.
 
         Args:
-          slope: Of the shape of steps.
-          metric: Takes slopes to steps, a symmetric positive definite map: the inverse Hessian
-            before any pair.
+          slope: The slope, of the shape of steps.
+          metric: A symmetric positive definite map from slopes to steps: the inverse Hessian before
+            there is any pair.
         """
         rest, along = slope.ravel().copy(), []
         for step, change, product in reversed(self._pairs):
@@ -446,29 +454,31 @@ class _CurvaturePairs:
 
 @dataclasses.dataclass(eq=False)
 class _WorstRoundSearch(_BandedSearch):
-    """The search for the maximum, with the best matrix and bound so far."""
+    """Search for the least maximum over rounds, by turns that change the weights of rounds."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         num_rounds = self.error.num_rounds
-        # Prefix sums may come as an array too: their structure makes searches faster.
+        # A prefix sum that came as an array is recognised, because its structure makes searches
+        # faster.
         prefix_sum = Workload("prefix_sum", num_rounds)
         known = prefix_sum.inverse_bands()
         if known is not None and np.array_equal(self._prepared.inverse_bands, known):
             self.workload = prefix_sum
         self._is_prefix_sum = self.workload.is_prefix_sum
-        # Whether the last blocks of b rounds have nearly all of the weight: for prefix sums.
+        # With many blocks of a prefix sum, the last blocks of b rounds have nearly all of the
+        # weight.
         self._has_many_blocks = self._is_prefix_sum and num_rounds // self.num_bands > _MOST_BLOCKS
-        # The (n,) exponents of errors over those of a point before.
+        # The (n,) exponents of error ratios, and the errors of the last turn's end.
         self._exponents = self._errors_before = np.ones(num_rounds)
-        # The bands of X of the last turns.
+        # The bands of X of the last turns, of which means are taken.
         self._grams: collections.deque[FloatArray] = collections.deque(maxlen=max(_TURNS_OF_MEANS))
 
     def run(self, bands: FloatArray) -> None:
-        """Searches until no progress is made.
+        """Searches by turns until the target is certified or no progress is made.
 
         Args:
-          bands: (n, b) to begin with.
+          bands: (n, b) bands to begin with.
 
         Raises:
           Converged: When the target is certified.
@@ -485,7 +495,8 @@ class _WorstRoundSearch(_BandedSearch):
         while point is not None and self.evaluations < last and idle <= _MOST_IDLE_TURNS:
             before = self.evaluations
             point, decrease = self._turn(point, pairs, step_before, min(steps, last - before))
-            # Weights may change still where the matrix does not, at no cost.
+            # Turns without an evaluation are allowed: weights may still change where the matrix
+            # does not.
             idle = idle + 1 if self.evaluations == before else 0
             rows, weights = point.rows, self._mean_of_powers(point.rows)[1]
             weights = weights / np.sum(weights)
@@ -528,11 +539,11 @@ class _WorstRoundSearch(_BandedSearch):
         self._end_if_certified()
 
     def certified_gap(self) -> float:
-        """Returns the relative gap of the best matrix; infinite if nothing is certified."""
+        """Returns the certified relative gap of the best matrix; infinite if there is none."""
         return gap_above(self._best_error, self.bound)
 
     def _start_of_fewer_rounds(self, bands: FloatArray) -> FloatArray:
-        """The (n, b) bands to begin with, and multipliers: for prefix sums from fewer rounds."""
+        """Returns (n, b) bands to begin with, and sets multipliers, from fewer rounds' search."""
         num_rounds, num_bands = bands.shape
         if not (self._is_prefix_sum and self.layout.positions == 1):
             return bands
@@ -557,7 +568,7 @@ class _WorstRoundSearch(_BandedSearch):
         if surplus > 0:
             places, shares = _with_more_blocks(rounds, num_rounds, num_bands)
             weights, bands = search.multipliers[places] * shares, search.best_bands[places]
-            # Each block of b rounds that comes before others adds at least one.
+            # Each added block of b rounds raises the largest error of any matrix by at least one.
             self.bound = max(self.bound, search.bound + surplus)
         else:
             among = _places((rounds, fewer), (num_rounds, num_bands))
@@ -567,11 +578,11 @@ class _WorstRoundSearch(_BandedSearch):
         return bands
 
     def _error_of(self, covariances: BandedCovariances) -> float:
-        """The largest error of a round."""
+        """Returns the largest squared error of a round, from covariances."""
         return float(np.max(covariances.squared_rows()))
 
     def _consider_means(self, scaled: FloatArray, distance: float) -> None:
-        """Keeps the matrix of a mean of the last X, if its largest error is the best."""
+        """Tries means of the last X, and keeps a matrix with the best largest error so far."""
         if distance > _NEAR_ENOUGH_FOR_MEANS:
             self._grams.clear()
             return
@@ -586,7 +597,7 @@ class _WorstRoundSearch(_BandedSearch):
     def _turn(
         self, point: _Strategy, pairs: _CurvaturePairs, least: float, most: int
     ) -> tuple[_Strategy, float]:
-        """Takes a few steps with the same multipliers; returns the last decrease expected."""
+        """Takes a few steps with fixed multipliers; returns the point and the expected decrease."""
         value, slope = self._log_of_maximum(point)
         _, weights = self._mean_of_powers(point.rows)
         metric = _metric(1.0 / point.covariances.curvatures(weights)[0], point.bands)
@@ -606,7 +617,7 @@ class _WorstRoundSearch(_BandedSearch):
                     new, new_slope = self._log_of_maximum(moved)
                 if new <= value + _SUFFICIENT * length * along + _LEAST_DECREASE:
                     break
-                # The minimum of the parabola, within limits.
+                # The next length is the minimum of a parabola, within limits.
                 excess = new - value - length * along
                 shorter = -0.5 * length * along / excess if np.isfinite(excess) else 0.0
                 length *= min(0.5, max(0.1, shorter))
@@ -618,7 +629,7 @@ class _WorstRoundSearch(_BandedSearch):
         return point, decrease
 
     def _evaluated(self, bands: FloatArray) -> _Strategy | None:
-        """The strategy of bands before scaling; None beyond floats."""
+        """Evaluates bands and returns their strategy; None if errors are beyond floats."""
         with np.errstate(all="ignore"):
             strategy = self._strategy(bands)
             is_finite = np.all(np.isfinite(strategy.rows)) and np.all(strategy.rows > 0.0)
@@ -626,14 +637,14 @@ class _WorstRoundSearch(_BandedSearch):
         return strategy if is_finite else None
 
     def _log_of_maximum(self, strategy: _Strategy) -> tuple[float, FloatArray]:
-        """The logarithm of the largest error, smoothed, and its (n, b) slope by bands."""
+        """Returns the logarithm of the smoothed largest error, and its (n, b) slope."""
         value, weights = self._mean_of_powers(strategy.rows)
         with np.errstate(all="ignore"):
             slope, _ = self._slope(strategy, weights)
         return float(np.log(value)), slope / value
 
     def _mean_of_powers(self, rows: FloatArray) -> tuple[float, FloatArray]:
-        """A substitute for the largest error, and its slope by the (n,) errors, the weights."""
+        """Returns a smooth substitute for the largest error, and its (n,) slope by the errors."""
         logs = self._exponents * np.log(rows / self._errors_before)
         powers = np.exp(np.minimum(logs, _LARGEST_POWER))
         parts = self.multipliers * self._errors_before
@@ -641,9 +652,10 @@ class _WorstRoundSearch(_BandedSearch):
         return value, np.asarray(parts * powers / rows)
 
     def _raise_bound(self, scaled: FloatArray, weights: FloatArray) -> None:
-        """Keeps the better bound that a matrix and weights give, if it is the best.
+        """Computes a bound from a matrix and weights, and keeps it if it is the best so far.
 
-        It bounds the maximum by the mean with some weights, for which the matrix is nearly best.
+        The bound on the mean with these weights, for which the matrix is nearly best, bounds the
+        maximum.
         """
         bands = scaled / np.sqrt(self._squared_sensitivity(scaled))
         if not self._has_many_blocks:
@@ -655,7 +667,7 @@ class _WorstRoundSearch(_BandedSearch):
 
     @property
     def _is_certified(self) -> bool:
-        """Whether the best matrix is near enough to the bound."""
+        """Whether the certified gap of the best matrix is small enough to end the search."""
         return self.certified_gap() <= _SAFE_SHARE_OF_MAXIMUM * self.relative_gap
 
     def _end_if_certified(self) -> None:
@@ -675,11 +687,11 @@ def search(
     max_evaluations: int,
     show_progress: bool,
 ) -> tuple[FloatArray, float, int]:
-    """Searches for the banded C of least error, from the square root of the prefix sum on.
+    """Searches for the banded C with the least error, from the prefix sum's square root on.
 
     Args:
       workload: A.
-      layout: The squared norms of the columns of a class of rounds sum to at most one.
+      layout: The classes of rounds: the squared norms of the columns of a class sum to at most one.
       num_bands: b.
       error: The error that is minimised.
       relative_gap: The relative gap at which the search ends.
@@ -688,7 +700,7 @@ def search(
 
     Returns:
       (n, b) bands of the best matrix, of sensitivity one; its certified relative gap, which may be
-      infinite; and how often the error was evaluated.
+      infinite; and the number of evaluations of the error.
     """
     kind = _WorstRoundSearch if error.is_maximum else _BandedSearch
     found = kind(workload, layout, num_bands, error, relative_gap, max_evaluations, show_progress)
@@ -697,23 +709,23 @@ def search(
 
 
 def _raised_to_floor(weights: FloatArray, costs: FloatArray, budget: float) -> FloatArray:
-    """Returns weights of which the smallest are raised to the highest floor that may be paid for.
+    """Raises the smallest weights to one floor, the highest that a budget pays for.
 
     Args:
       weights: (n,) above zero.
-      costs: (n,) of raising each weight by one, none below zero.
-      budget: What raising all of them may cost.
+      costs: (n,) costs of raising each weight by one, not negative.
+      budget: The most that raising all weights may cost.
     """
     order = np.argsort(weights)
     ascending, costs = weights[order], np.maximum(costs[order], _LEAST_COST)
-    # The floor that uses up the budget, for each number of weights that are raised to it.
+    # For each number of smallest weights, the floor at which raising them uses up the budget.
     floors = (budget + np.cumsum(ascending * costs)) / np.cumsum(costs)
     raised = int(np.argmax(floors <= np.append(ascending[1:], np.inf)))
     return np.asarray(np.maximum(weights, floors[raised]))
 
 
 def _exponents_for(weights: FloatArray, is_late: bool) -> FloatArray:
-    """The (n,) exponents c of errors for (n,) weights of rounds, of sum one."""
+    """Returns the (n,) exponents c of rounds, from their (n,) weights of sum one."""
     if is_late:
         return np.full(len(weights), _LATE_EXPONENT)
     exponents = _EXPONENT * (len(weights) * weights) ** _POWER_OF_WEIGHTS
@@ -721,7 +733,7 @@ def _exponents_for(weights: FloatArray, is_late: bool) -> FloatArray:
 
 
 def _metric(weights: FloatArray, bands: FloatArray) -> Callable[[FloatArray], FloatArray]:
-    """From slopes by C to steps: dC = Y C within the (n, b) bands, (n,) weights for rows of Y."""
+    """Returns a function from slopes by C to steps dC = Y C, with weights for the rows of Y."""
     strategy = BandedMatrix.lower_triangular(bands)
     transposed = strategy.transposed()
 
@@ -733,17 +745,17 @@ def _metric(weights: FloatArray, bands: FloatArray) -> Callable[[FloatArray], Fl
 
 
 def _product_within(bands: FloatArray, other: BandedMatrix) -> FloatArray:
-    """(n, b): the bands of a product, of as many bands as the lower-triangular left matrix has."""
+    """Returns (n, b): the bands of a product, of as many bands as its left factor."""
     product = BandedMatrix.lower_triangular(bands).times(other)
     return np.ascontiguousarray(product.narrowed(bands.shape[1] - 1, 0).rows[:, ::-1])
 
 
 def _places(fewer: tuple[int, int], more: tuple[int, int]) -> FloatArray:
-    """(n,) places of rounds among fewer, b rounds by b rounds, from (rounds, bands) of both."""
+    """Returns (n,) places of many rounds among fewer, which correspond block by block."""
     (few, few_bands), (many, bands) = fewer, more
     rounds = np.arange(many)
     first = rounds - rounds % bands
-    # The last of these may be shorter; it has a place of its own, if there is one.
+    # The last block may be shorter; if it exists among the fewer rounds, it has places of its own.
     start = np.minimum(first // bands * few_bands, few - 1)
     size = np.minimum(few_bands, few - start)
     places = start + (rounds - first + 0.5) * size / np.minimum(bands, many - first) - 0.5
@@ -751,10 +763,10 @@ def _places(fewer: tuple[int, int], more: tuple[int, int]) -> FloatArray:
 
 
 def _with_more_bands(bands: FloatArray, places: FloatArray, num_bands: int) -> FloatArray:
-    """(n, b) bands at places of rounds: ratios to those of the square root are interpolated."""
+    """Returns (n, b) bands, by interpolating ratios to the bands of the square root."""
     few_bands = bands.shape[1]
     ratios = bands / linear_algebra.square_root_coefficients(few_bands)
-    # There are no entries before the first column: those of the row go on.
+    # Row i has no entries before column 0, so the row's last ratio is repeated.
     for i in range(few_bands):
         ratios[i, i + 1 :] = ratios[i, i]
     lags = (np.arange(num_bands) + 0.5) * few_bands / num_bands - 0.5
@@ -763,7 +775,7 @@ def _with_more_bands(bands: FloatArray, places: FloatArray, num_bands: int) -> F
 
 
 def _interpolated(values: FloatArray, places: FloatArray) -> FloatArray:
-    """(m, ...) between the (n, ...) values, at (m,) places from 0 to n - 1."""
+    """Interpolates (n, ...) values at (m,) places from 0 to n - 1, as (m, ...)."""
     before = np.floor(places).astype(int)
     share = (places - before).reshape(-1, *[1] * (values.ndim - 1))
     after = np.minimum(before + 1, len(values) - 1)
@@ -771,10 +783,10 @@ def _interpolated(values: FloatArray, places: FloatArray) -> FloatArray:
 
 
 def _with_more_blocks(few: int, many: int, num_bands: int) -> tuple[IntArray, FloatArray]:
-    """The (n,) round of fewer for each of many, and the (n,) factors of their weights.
+    """Returns for each of many rounds the one of fewer rounds, and the factor of its weight.
 
-    Both begin and end alike, and a block of b rounds in the middle is repeated. Weights fall as the
-    squared number of blocks until the end.
+    Both runs begin and end alike, and a block of b rounds in the middle is repeated. Weights fall
+    with the square of the number of blocks until the end.
     """
     rounds, added = np.arange(many), many - few
     start = few // num_bands // 2 * num_bands
@@ -787,14 +799,14 @@ def _with_more_blocks(few: int, many: int, num_bands: int) -> tuple[IntArray, Fl
 
 
 def _gram_bands(bands: FloatArray) -> FloatArray:
-    """(n, b): the bands of C^T C."""
+    """Returns (n, b): the bands of the Gram matrix C^T C."""
     strategy = BandedMatrix.lower_triangular(bands)
     gram = strategy.transposed().times(strategy).narrowed(bands.shape[1] - 1, 0)
     return np.ascontiguousarray(gram.rows[:, ::-1])
 
 
 def _strategy_bands(gram: FloatArray) -> FloatArray | None:
-    """(n, b): the bands of the C with C^T C = X; None if X is not positive definite."""
-    # With rounds in reverse order it is the transposed of the Cholesky factor.
+    """Returns the (n, b) bands of the C with C^T C = X; None if X is not positive definite."""
+    # With rounds in reverse order, C is the transposed Cholesky factor of X.
     factor, failed = dpbtrf(np.ascontiguousarray(gram[::-1].T), lower=1)
     return None if failed else np.ascontiguousarray(factor.T[::-1])

@@ -1,4 +1,4 @@
-"""The rows of B = A C^-1 for a Toeplitz C^-1 and any workload.
+"""The squared norms of the rows of B = A C^-1, for a Toeplitz C^-1 and any workload A.
 
 Row i of B has the squared norm e_i, which is quadratic in the coefficients g of C^-1. A search
 needs sum_i w_i e_i for some weights w of the rounds, and its slope by g.
@@ -32,19 +32,19 @@ from mf_aggregators.factorizations.searches import Objective, RoundError
 from mf_aggregators.kernel.numbers import ComplexArray, FloatArray
 from mf_aggregators.workloads import Recursion, Workload
 
-# Above this number of rounds memory is gigabytes.
+# The most rounds of a workload that is not Toeplitz: for more, memory is gigabytes.
 _MOST_ROUNDS = 1 << 16
-# The orders of the norms that take the place of a maximum. The last is at most 0.4 % above it for
-# 2,052 rounds.
+# The orders of the norms over rounds that are minimised in place of the maximum. The last norm is
+# at most 0.4 % above the maximum for 2,052 rounds.
 _ORDERS = (16.0, 128.0, 2048.0)
 
 
 class DecoderRows(abc.ABC):
-    """The squared norms of the rows of B = A C^-1 by the coefficients of C^-1.
+    """The squared norms of the rows of B = A C^-1, as functions of the coefficients of C^-1.
 
     Attributes:
       num_rounds: The number of rounds n.
-      is_increasing: Whether no row of B is shorter than the one before, whatever C^-1 is.
+      is_increasing: Whether each row of B is at least as long as the row before, for any C^-1.
     """
 
     is_increasing = False
@@ -52,7 +52,7 @@ class DecoderRows(abc.ABC):
 
     @abc.abstractmethod
     def squared(self, noising: Any) -> FloatArray:
-        """Returns e, (n,).
+        """Returns (n,) squared norms e of the rows of B.
 
         Args:
           noising: (n,) g.
@@ -60,7 +60,7 @@ class DecoderRows(abc.ABC):
 
     @abc.abstractmethod
     def weighing(self, weights: FloatArray) -> Callable[[Any], tuple[float, Any]]:
-        """Returns the function of (n,) g that is sum_i w_i e_i, with its (n,) slope.
+        """Returns a function from (n,) g to sum_i w_i e_i and the (n,) slope of the sum.
 
         Args:
           weights: (n,) w.
@@ -68,13 +68,14 @@ class DecoderRows(abc.ABC):
 
     @staticmethod
     def of(workload: Workload) -> "DecoderRows":
-        """Returns the rows for a workload.
+        """Returns the decoder rows of a workload, by its structure.
 
         Args:
           workload: A.
 
         Raises:
-          ValueError: If it is not Toeplitz and has so many rounds that memory is gigabytes.
+          ValueError: If A is not Toeplitz and has too many rounds, so that memory would be
+            gigabytes.
         """
         if workload.coefficients() is not None:
             return _ToeplitzRows(workload)
@@ -87,14 +88,14 @@ class DecoderRows(abc.ABC):
         return _RecursionRows(workload.recursions())
 
     def objectives(self, error: RoundError) -> tuple[Callable[[Any], tuple[float, Any]], ...]:
-        """Returns the functions of C^-1 to be minimised one after another for an error.
+        """Returns the functions of C^-1 that a search minimises one after another for an error.
 
         Args:
           error: The error.
 
         Returns:
-          The error itself, or for a maximum that may be of any round, norms of rising order: each
-          from (n,) coefficients of C^-1, or its states, to a value and its slopes.
+          The error itself or, for a maximum that may be of any round, norms of rising order. Each
+          is a function from (n,) coefficients of C^-1, or its states, to a value and its slopes.
         """
         n = self.num_rounds
         if error.is_maximum and self.is_increasing:
@@ -103,8 +104,8 @@ class DecoderRows(abc.ABC):
             return (self.weighing(error.weighed(np.ones(n), None)[1]),)
 
         def norm(noising: Any, order: float) -> tuple[float, Any]:
-            # The norm is a sum of e_i with these weights, and has its slopes. It is at least the
-            # maximum, and at most n^(1/order) times the maximum.
+            # The norm is the sum of the e_i with these weights, and has the slopes of this sum. It
+            # is at least the maximum, and at most n^(1/order) times the maximum.
             value, weights = error.weighed(self.squared(noising), order)
             return value, self.weighing(weights)(noising)[1]
 
@@ -112,7 +113,7 @@ class DecoderRows(abc.ABC):
 
 
 class _ToeplitzRows(DecoderRows):
-    """Rows for a Toeplitz workload."""
+    """Decoder rows for a Toeplitz workload, as running sums of squared coefficients."""
 
     is_increasing = True
 
@@ -124,7 +125,7 @@ class _ToeplitzRows(DecoderRows):
         return np.cumsum(np.square(self._decoder(noising)))
 
     def weighing(self, weights: FloatArray) -> Objective:
-        # A coefficient is in all rows from its lag on.
+        # A coefficient occurs in all rows from its lag on, so it has the sum of their weights.
         tails = 2.0 * np.cumsum(weights[::-1])[::-1]
 
         def weighted(noising: FloatArray) -> tuple[float, FloatArray]:
@@ -135,17 +136,17 @@ class _ToeplitzRows(DecoderRows):
         return weighted
 
     def _decoder(self, noising: FloatArray) -> FloatArray:
-        """The coefficients of a(x) times those of a series."""
+        """Returns the coefficients of the product of a(x) and a series."""
         return _filtered(self._filters, noising)
 
 
 class _RecursionRows(DecoderRows):
-    """Rows for stages that are recursions, by blocks of rounds."""
+    """Decoder rows for a workload that is a sequence of recursions, by blocks of rounds."""
 
     def __init__(self, recursions: Sequence[Recursion]) -> None:
         self.num_rounds = len(recursions[0].kept)
         left = list(recursions)
-        # The first stages, if they do not change, make another series of g.
+        # If the first stages do not change over the rounds, they are applied to g as filters.
         self._filters: list[Recursion] = []
         while left and left[0].is_constant:
             self._filters.append(left.pop(0))
@@ -167,7 +168,7 @@ class _RecursionRows(DecoderRows):
         self._last_own, self._last_carried = last[:, :, :size].copy(), last[:, :, size:].copy()
 
     def _in_blocks(self, values: FloatArray) -> FloatArray:
-        """(n,) values by blocks, with zeros behind them."""
+        """Returns (n,) values as rows of blocks, filled up with zeros."""
         longer = linear_algebra.padded(values, self._count * self._size)
         return longer.reshape(self._count, self._size)
 
@@ -212,7 +213,7 @@ class _RecursionRows(DecoderRows):
                 slope[:-lag] += form[lag, :-lag] * longer[lag:]
                 slope[lag:] += form[lag, :-lag] * longer[:-lag]
             states = list(self._states(spectrum))
-            # The slopes by the states, from the last block to the first.
+            # This loop computes the slopes by the states, from the last block to the first.
             by_state, total = np.zeros_like(states[0]), np.zeros(len(spectrum), np.complex128)
             for k in range(self._count - 1, 0, -1):
                 state, own = states[k], self._placed(mixed[k], k)
@@ -232,12 +233,12 @@ class _RecursionRows(DecoderRows):
         return weighted
 
     def _spectrum(self, series: FloatArray) -> tuple[FloatArray, ComplexArray]:
-        """The series with zeros behind it, and its transform."""
+        """Returns a series filled up with zeros, and its Fourier transform."""
         longer = linear_algebra.padded(series, self._count * self._size)
         return longer, scipy.fft.rfft(longer, self._length)
 
     def _states(self, spectrum: ComplexArray) -> Iterator[FloatArray]:
-        """S_k of each block, (q, n)."""
+        """Yields the state S_k of each block, (q, n)."""
         state = np.zeros((self._last_own.shape[1], self._count * self._size))
         for k in range(self._count):
             yield state
@@ -247,13 +248,13 @@ class _RecursionRows(DecoderRows):
             state = self._last_carried[k] @ state + added
 
     def _placed(self, values: FloatArray, k: int) -> ComplexArray:
-        """The transform of (q, m) values in the rounds of block k."""
+        """Returns the Fourier transform of (q, m) values, placed in the rounds of block k."""
         longer = np.zeros((len(values), self._count * self._size))
         longer[:, k * self._size : (k + 1) * self._size] = values
         return np.asarray(scipy.fft.rfft(longer, self._length))
 
     def _correlated(self, placed: ComplexArray, spectrum: ComplexArray, rounds: int) -> FloatArray:
-        """The combinations of rows of the Toeplitz matrix, up to a round."""
+        """Returns combinations of rows of the Toeplitz matrix, cut off after a number of rounds."""
         found = scipy.fft.irfft(placed * np.conj(spectrum), self._length)
         found = found[:, : self._count * self._size]
         found[:, rounds:] = 0.0
@@ -261,7 +262,7 @@ class _RecursionRows(DecoderRows):
 
 
 def _filtered(filters: Sequence[Recursion], series: FloatArray) -> FloatArray:
-    """An (n,) series after recursions that do not change, one after another."""
+    """Applies recursions that do not change over the rounds to an (n,) series, in turn."""
     for stage in filters:
         taps = [stage.added[0]], [1.0, -stage.kept[-1]]
         series = np.asarray(scipy.signal.lfilter(*taps, series))

@@ -36,35 +36,37 @@ from mf_aggregators.workloads import AnyWorkload, Workload
 
 _Made = TypeVar("_Made", bound="ScaledToeplitz")
 
-# Up to this number of rounds scales are searched; for more, those of so many rounds serve.
+# The most rounds for which scales are searched; for more rounds, the scales for this number are
+# carried over.
 MOST_ROUNDS = 1 << 14
-# Norms of rising order that approach the maximum.
+# The orders of the norms over rounds that approach the maximum, in rising order.
 _ORDERS = 16.0, 64.0, 256.0, 1024.0
-# A search ends where steps take less than this off the logarithm, relative to it.
+# A search ends when a step lowers the logarithm of the error by less than this, relative to it.
 _LEAST_CHANGE = 1e-8
-# Logarithms of row scales are within this.
+# The largest magnitude of the logarithm of a row scale.
 _LARGEST_LOG = 5.0
-# Knots at both ends that tell little of the scales, and those that a power of the distance fits.
+# Near both ends, the first knot from which scales are carried over, and the last knot of the linear
+# fit at the end.
 _FIRST_KNOT, _LAST_KNOT = 4, 8
 
 
 class _DecoderSquares(Protocol):
-    """The squared norms e of the rows of B, (n,), and their slopes."""
+    """The squared norms e of the rows of B, (n,), with their slopes by the scales."""
 
     squared: FloatArray
 
     def slopes(self, weights: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Returns the gradient of sum_i w_i e_i for (n,) w: by nu, and by s."""
+        """Returns the gradient of sum_i w_i e_i for (n,) weights w: by nu, and by s."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class ScaledToeplitz(ToeplitzStructure):
-    """C = P T D with a Toeplitz T, or C = T without scales.
+    """A strategy matrix C = P T D with Toeplitz T and diagonal P and D, or C = T without scales.
 
     Attributes:
       row_scales: (n,), read-only: the diagonal of P, from 1e-50 to 1e50; None without scales.
-      column_norms: (n,), read-only: the norms of the columns of P T, which D divides them by; None
-        without scales.
+      column_norms: (n,), read-only: the norms of the columns of P T, by which D divides the
+        columns; None without scales.
 
     Raises:
       ValueError: If one kind of scales is missing, or a scale is out of its range.
@@ -79,7 +81,7 @@ class ScaledToeplitz(ToeplitzStructure):
             return
         for name in ("row_scales", "column_norms"):
             scales = numbers.real_array(getattr(self, name), name).copy()
-            # Written so that NaN does not pass.
+            # Written so that NaN is refused.
             are_usual = np.all((scales >= LEAST_SCALE) & (scales <= 1.0 / LEAST_SCALE))
             if scales.shape != (self.num_rounds,) or not are_usual:
                 raise ValueError(
@@ -90,17 +92,17 @@ class ScaledToeplitz(ToeplitzStructure):
         self._set(parameters={**self.parameters, "equal_column_norms": True})
 
     def strategy_matrix(self) -> FloatArray:
-        """Returns C as a dense (n, n) array."""
+        """Returns the strategy matrix C as a dense (n, n) array."""
         rows, norms = self._scales()
         return rows[:, np.newaxis] * super().strategy_matrix() / norms
 
     def noising_matrix(self) -> FloatArray:
-        """Returns C^-1 as a dense (n, n) array."""
+        """Returns the noising matrix C^-1 as a dense (n, n) array."""
         rows, norms = self._scales()
         return norms[:, np.newaxis] * super().noising_matrix() / rows
 
     def noise_recursion(self) -> NoiseRecursion:
-        """Returns the rows of T^-1, scaled where there are scales."""
+        """Returns the recursion of the noise rows: that of T^-1, with scales if there are any."""
         rows = self._inner_rows()
         if self.row_scales is None or self.column_norms is None:
             return rows
@@ -108,16 +110,16 @@ class ScaledToeplitz(ToeplitzStructure):
 
     @abc.abstractmethod
     def _inner_rows(self) -> NoiseRecursion:
-        """The rows of T^-1 Z."""
+        """Returns the recursion of the rows of T^-1 Z, without scales."""
 
     @abc.abstractmethod
     def _decoder_squares(
         self, momentum: float, rates: FloatArray, nu: FloatArray, norms: FloatArray
     ) -> _DecoderSquares:
-        """The squared norms of the rows of B, by (n,) learning rates, nu and s."""
+        """Returns the squared norms of the rows of B, for (n,) learning rates, nu and s."""
 
     def _scales(self) -> tuple[FloatArray, FloatArray]:
-        """The diagonals of P and of D^-1."""
+        """Returns the diagonals of P and of D^-1; ones without scales."""
         if self.row_scales is None or self.column_norms is None:
             return np.ones(self.num_rounds), np.ones(self.num_rounds)
         return self.row_scales, self.column_norms
@@ -161,13 +163,13 @@ class ScaledToeplitz(ToeplitzStructure):
         return super()._extended(num_rounds, participation, workload, parameters)
 
     def scaled(self: _Made, problem: Problem, shorter: _Made | None = None) -> _Made:
-        """Returns the matrix with scales of least error.
+        """Returns this matrix with the scales that give the least error.
 
         Args:
-          problem: What is minimised; its workload is known by its name.
-          shorter: A scaled matrix for fewer rounds, whose scales are carried over. For one
-            participation, the mean or maximum and constant rates they stay as they are; otherwise
-            the search begins with them.
+          problem: The error that is minimised; its workload is known by its name.
+          shorter: A scaled matrix for fewer rounds, from which scales are carried over. For one
+            participation, the mean or maximum and constant rates the carried scales are used as
+            they are; otherwise the search begins with them.
         """
         scales = np.zeros(len(_knots(self.num_rounds)))
         is_found = False
@@ -184,7 +186,7 @@ class ScaledToeplitz(ToeplitzStructure):
         return dataclasses.replace(self, row_scales=rows, column_norms=norms)
 
     def _searched(self, problem: Problem, start: FloatArray) -> FloatArray:
-        """L-BFGS over the logarithms of row scales at their knots."""
+        """Searches for the logarithms of row scales at their knots by L-BFGS, and returns them."""
         column, (momentum, rates) = self.strategy_coefficients(), _training(problem.named)
         error, scales = problem.error, start
         for order in _ORDERS if error.is_maximum else (None,):
@@ -222,38 +224,38 @@ class ScaledToeplitz(ToeplitzStructure):
 
 
 def _training(workload: Workload) -> tuple[float, FloatArray]:
-    """The momentum and the (n,) learning rates of a workload."""
+    """Returns the momentum and the (n,) learning rates of a workload."""
     stages = workload.recursions()
     return float(stages[0].kept[0]) if len(stages) > 1 else 0.0, stages[-1].added
 
 
 def _distances(num_rounds: int) -> IntArray:
-    """The distances of knots from the nearer end: 0, 1, 3, 7, ..., below half of the rounds."""
+    """Returns distances of knots from the nearer end: 0, 1, 3, 7, ..., below half of the rounds."""
     distances = 2 ** np.arange(num_rounds.bit_length()) - 1
     return np.asarray(distances[distances < (num_rounds + 1) // 2])
 
 
 def _knots(num_rounds: int) -> IntArray:
-    """The rounds of the knots of log P, increasing."""
+    """Returns the rounds at which log P has knots, in increasing order."""
     distances = _distances(num_rounds)
     return np.asarray(np.unique(np.concatenate([distances, num_rounds - 1 - distances])))
 
 
 def _row_scales(logs: FloatArray, num_rounds: int) -> FloatArray:
-    """The (n,) diagonal of P from its logarithms at the knots."""
+    """Returns the (n,) diagonal of P, from its logarithms at the knots."""
     return np.asarray(np.exp(np.interp(np.arange(num_rounds), _knots(num_rounds), logs)))
 
 
 def _column_norms(strategy: FloatArray, scales: FloatArray) -> FloatArray:
-    """The (n,) norms of the columns of P T, from the first column of T and the diagonal of P."""
+    """Returns the (n,) column norms of P T, from T's first column and the diagonal of P."""
     squares = linear_algebra.correlation(np.square(scales), np.square(strategy), len(scales))
-    # Fourier transforms may leave less than zero of the smallest.
+    # Fourier transforms may make the smallest squares negative, so each is at least its first term.
     least = np.square(scales * strategy[0])
     return np.asarray(np.sqrt(np.maximum(squares, least)))
 
 
 def _at_knots(values: FloatArray) -> FloatArray:
-    """The transpose of the interpolation between knots."""
+    """Applies the transpose of the interpolation between knots to (n,) values."""
     places = _knots(len(values))
     if len(places) == 1:
         return np.array([np.sum(values)])
@@ -265,10 +267,11 @@ def _at_knots(values: FloatArray) -> FloatArray:
 
 
 def _carried(logs: FloatArray, fewer: int, num_rounds: int) -> FloatArray:
-    """Logarithms at the knots of more rounds, by the logarithm of the distance over the rounds.
+    """Carries logarithms of scales over to the knots of more rounds.
 
-    Nearer to the ends than knots that tell much, they are constant at the beginning and linear at
-    the end.
+    They are interpolated by the logarithm of the distance from an end over the number of rounds.
+    Nearer to an end than the first knot that is used, they are constant at the beginning and linear
+    at the end.
     """
     known = np.append(np.arange(len(_distances(fewer))) - np.log2(fewer), -1.0)[_FIRST_KNOT:]
     places = np.arange(len(_distances(num_rounds))) - np.log2(num_rounds)
@@ -282,7 +285,8 @@ def _carried(logs: FloatArray, fewer: int, num_rounds: int) -> FloatArray:
             slope = (values[_LAST_KNOT - _FIRST_KNOT] - values[0]) / (_LAST_KNOT - _FIRST_KNOT)
             found += slope * np.minimum(places - known[0], 0.0)
         sides.append(found)
-    # Of an odd number of rounds, both sides may have the round in the middle.
+    # If the number of rounds is odd, both sides may have the round in the middle, which is kept
+    # once.
     count = len(_knots(num_rounds)) - len(places)
     return np.concatenate([sides[0], sides[1][:count][::-1]])
 
@@ -290,7 +294,7 @@ def _carried(logs: FloatArray, fewer: int, num_rounds: int) -> FloatArray:
 def _squared_sensitivity(
     strategy: FloatArray, scales: FloatArray, norms: FloatArray, pattern: PatternOfRounds
 ) -> tuple[float, tuple[FloatArray, FloatArray]]:
-    """||sum of the columns 0, b, 2 b, ...||^2, and its gradient by P and s."""
+    """Returns ||sum of columns 0, b, 2 b, ...||^2, and its gradient by P and s."""
     n = len(strategy)
     starts = range(0, n, pattern.separation)[: pattern.most]
     summed = np.zeros(n)
