@@ -55,24 +55,26 @@ from mf_aggregators.participation import Participation
 from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.workloads import AnyWorkload, Workload
 
-# The largest n p^2 (operations of a step) of a search with constraints.
+# The largest n p^2, the number of operations of a step, for which a search with constraints is run.
 _MOST_OPERATIONS = 2.5e7
-# The number of constraints at the beginning of a search, how often violated constraints are added,
-# and the most steps of each search.
+# The number of constraints at the beginning of a search, the most times that violated constraints
+# are added, and the most steps of each search.
 _FIRST_CONSTRAINTS, _MOST_ADDITIONS, _MOST_STEPS = 256, 20, 300
-# Constraints are divided by their slack at the start, or at least by this number.
+# Each constraint is divided by its slack at the start, or by this number if the slack is smaller.
 _LEAST_SLACK = 1e-9
-# The search may violate constraints by the tolerance, so large constraints get a margin.
+# The tolerance by which the optimiser may violate constraints, and the margin that large
+# constraints get for it.
 _TOLERANCE, _MARGIN = 1e-12, 2e-12
-# Coefficients of C above this are refused, with this number as the logarithm of the error.
+# Coefficients of C above the first number are refused; the second is then the logarithm of the
+# error.
 _LARGEST_ENTRY, _INFEASIBLE = 1e6, 1e3
-# The widths, in sequence, by which the magnitudes of coefficients of C are smoothed near zero.
+# The widths of smoothing the magnitudes of coefficients of C near zero, in the order of searches.
 _SMOOTHINGS = (1e-3, 1e-4, 1e-5)
 _MOST_SMOOTH_EVALUATIONS = 300
-# A matrix with only a bound on its sensitivity is chosen if it reduces the squared error by at
-# least this share.
+# A matrix with only a bound on its sensitivity is chosen over others if it reduces the squared
+# error by at least this share.
 _WORTH_A_BOUND = 5e-4
-# The largest n p of the stored numbers from which the rows of B follow if learning rates change.
+# The largest n p of the numbers that are stored to compute the rows of B if learning rates change.
 _MOST_NUMBERS = 2.5e7
 _ROWS_AT_A_TIME = 4096
 # The number of entries of columns of D^-1 T^-1 that are computed together.
@@ -81,7 +83,7 @@ _ENTRIES_AT_A_TIME = 1 << 21
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class BandedInverseFactorization(ToeplitzOfCoefficients, ScaledToeplitz):
-    """C^-1 is lower-triangular Toeplitz with ``num_bands`` coefficients.
+    """A factorization with a lower-triangular Toeplitz C^-1 of ``num_bands`` coefficients.
 
     With scales, T^-1 has these coefficients instead, and C = P T D has columns of norm one.
 
@@ -99,15 +101,15 @@ class BandedInverseFactorization(ToeplitzOfCoefficients, ScaledToeplitz):
     reason = "the bands of C^-1 are optimised together for all rounds"
 
     def strategy_coefficients(self) -> FloatArray:
-        """Returns the first column of C, (n,) float64."""
+        """Returns the first column of the strategy matrix C, (n,) float64."""
         return linear_algebra.reciprocal_series(self.coefficients, self.num_rounds)
 
     def noising_coefficients(self) -> FloatArray:
-        """Returns the first column of C^-1, (n,) float64."""
+        """Returns the first column of the noising matrix C^-1, (n,) float64."""
         return linear_algebra.padded(self.coefficients, self.num_rounds)
 
     def _inner_rows(self) -> WindowNoise:
-        """The recursion that combines the last ``num_bands`` rows of Z."""
+        """Returns the recursion in which each row combines the last ``num_bands`` rows of Z."""
         none = np.empty((self.num_rounds, 0))
         return WindowNoise(self.num_rounds, self.coefficients[np.newaxis], none, none)
 
@@ -160,11 +162,11 @@ class _ScaledSquares:
         self.squared += np.cumsum(ended[0] + rates * (2.0 * crossed + rates * of_w))
 
     def _starts(self) -> range:
-        """The first columns of blocks of columns."""
+        """Returns the first columns of the blocks in which columns are computed."""
         return range(0, len(self._nu), max(1, _ENTRIES_AT_A_TIME // len(self._noising)))
 
     def _columns(self, start: int) -> list[tuple[FloatArray, FloatArray]]:
-        """For each lag, x and w of a block of columns, without columns that end before this lag."""
+        """Returns, for each lag, x and w of a block's columns that are long enough for the lag."""
         n = len(self._nu)
         x, w = np.zeros((2, min(self._starts().step, n - start)))
         found = []
@@ -177,7 +179,7 @@ class _ScaledSquares:
         return found
 
     def slopes(self, weights: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Returns the gradient of sum_i w_i e_i: by nu, and by s.
+        """Returns the gradient of sum_i w_i e_i by nu and by s.
 
         Args:
           weights: (n,) w.
@@ -203,7 +205,7 @@ class _ScaledSquares:
             by_nu[start : start + count] += x * x * by[0] + x * w * by[1] + w * w * by[2]
             for lag in range(len(columns) - 1, -1, -1):
                 x = columns[lag][0]
-                # Columns that end before the largest lag are added here.
+                # From this lag on, columns that end before the largest lag are included.
                 of_x, of_w = (linear_algebra.padded(each, len(x)) for each in (of_x, of_w))
                 rounds = slice(start + lag, start + lag + len(x))
                 weighted = x * weights[rounds]
@@ -216,12 +218,12 @@ class _ScaledSquares:
 
 
 def _filtered(kept: float, added: FloatArray) -> FloatArray:
-    """x_i = kept x_(i-1) + added_i."""
+    """Returns the series x_i = kept x_(i-1) + added_i."""
     return np.asarray(scipy.signal.lfilter([1.0], [1.0, -kept], added))
 
 
 def _filtered_back(kept: float, added: FloatArray) -> FloatArray:
-    """x_i = kept x_(i+1) + added_i."""
+    """Returns the series x_i = kept x_(i+1) + added_i, computed from its end."""
     return np.asarray(_filtered(kept, added[::-1])[::-1])
 
 
@@ -310,7 +312,7 @@ def banded_inverse(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _RowsByLags:
-    """Numbers that determine the squared norms of some rows of B.
+    """The numbers from which the squared norms of rows of B are computed for any coefficients.
 
     Attributes:
       lags: (rows, p) L_i(d), the products of row i of A with itself shifted by d.
@@ -322,7 +324,7 @@ class _RowsByLags:
 
     @classmethod
     def of(cls, matrix: FloatArray, num_bands: int) -> "_RowsByLags":
-        """Returns these numbers for all n rows of a workload.
+        """Returns the numbers of all n rows of a workload.
 
         Args:
           matrix: A, (n, n) and lower triangular.
@@ -336,7 +338,7 @@ class _RowsByLags:
         return cls(lags, matrix[:, : num_bands - 1].copy())
 
     def gram(self, weights: FloatArray) -> FloatArray:
-        """Returns the sum of w_i R_i, (p, p).
+        """Returns the (p, p) sum of w_i R_i, the quadratic form of a weighted sum of squared norms.
 
         Args:
           weights: (rows,) w.
@@ -349,7 +351,7 @@ class _RowsByLags:
         return np.asarray(total - missing)
 
     def squares(self, noising: FloatArray) -> FloatArray:
-        """Returns the (rows,) squared norms x^T R_i x.
+        """Returns the (rows,) squared norms x^T R_i x of rows of B.
 
         Args:
           noising: (p,) x.
@@ -376,7 +378,7 @@ class _RowsByLags:
 
 
 class _Rows(NamedTuple):
-    """The error of the rows of B as a function of the coefficients of C^-1, at sensitivity 1.
+    """The error of the rows of B, as a function of the coefficients of C^-1, at sensitivity 1.
 
     Attributes:
       squared: A function from (p,) coefficients to the mean, weighted sum or maximum of the squared
@@ -391,7 +393,7 @@ class _Rows(NamedTuple):
 
 
 def _rows_of_constant_rates(workload: Workload, error: RoundError) -> _Rows:
-    """The error for a workload of constant learning rates."""
+    """Returns the error of rows of B for a workload with constant learning rates."""
     column = workload.coefficients()
     assert column is not None
     objective = DecoderRows.of(workload).objectives(error)[0]
@@ -404,7 +406,7 @@ def _rows_of_constant_rates(workload: Workload, error: RoundError) -> _Rows:
 
 
 def _rows_of_any_rates(workload: AnyWorkload, error: RoundError, num_bands: int) -> _Rows:
-    """The error for any workload, for at most ``num_bands`` bands of C^-1."""
+    """Returns the error of rows of B for any workload and at most ``num_bands`` bands."""
     rounds = workload.num_rounds
     inputs.check_rounds(rounds, 8 * rounds, "the matrix of the workload")
     # The workload is scaled so that squares do not overflow.
@@ -425,7 +427,7 @@ def _rows_of_any_rates(workload: AnyWorkload, error: RoundError, num_bands: int)
 
 
 def _shifted(noising: FloatArray) -> FloatArray:
-    """(p - 1, p - 1): what entries of A's first columns are times in columns -1, -2, ... of B."""
+    """Returns (p - 1, p - 1) factors of A's first columns in columns -1, -2, ... of B."""
     return np.asarray(scipy.linalg.hankel(noising[1:]))
 
 
@@ -457,17 +459,18 @@ def _best(
 
     candidates: list[tuple[FloatArray, Any]] = [(start, None) for start in starts]
     if rows.weighted is not None and pattern.most == 1:
-        # For one participation, signs of C do not matter, because norms of columns have none.
+        # For one participation, the signs of coefficients of C do not matter, because only norms
+        # count.
         candidates.append(_of_any_sign(starts[0][:num_bands], problem, rows, 0.0, progress))
     if pattern.most > 1:
-        # Independent noise is best if clients may take part in every round.
+        # If clients may take part in every round, independent noise is best.
         candidates.append((np.ones(1), None))
     if pattern.most > 1 or rows.each is not None:
-        # The number of bands is limited, so that a step does not take too long.
+        # The number of bands is limited, so that a step of the search does not take too long.
         bands = min(num_bands, max(2, int((_MOST_OPERATIONS / pattern.num_rounds) ** 0.5)))
         searched = [*starts]
         if bands > pattern.separation:
-            # There are several local optima.
+            # With these bands there are several local optima, so there is another start.
             searched.append(np.append(1.0, -(0.5 ** np.arange(1.0, bands))))
         candidates += [
             _ErrorWithin(each[:bands], problem, rows, progress).minimised() for each in searched
@@ -478,7 +481,7 @@ def _best(
         signed, least = found[:bands], squared_error(found)
         for smoothing in _SMOOTHINGS:
             signed, _ = _of_any_sign(signed, problem, rows, smoothing, progress)
-            # Further searches would take long and rarely find better coefficients.
+            # If a search finds nothing better, further ones take long and rarely do.
             if not squared_error(signed) < least:
                 break
         if squared_error(signed) < (1.0 - _WORTH_A_BOUND) * least:
@@ -489,7 +492,7 @@ def _best(
 def _of_any_sign(
     start: FloatArray, problem: Problem, rows: _Rows, smoothing: float, progress: ProgressBar
 ) -> tuple[FloatArray, Any]:
-    """Returns (p,) coefficients of C^-1, found from a start, and how the search ended.
+    """Searches for (p,) coefficients of C^-1 without constraints on signs of C, from one start.
 
     If clients return, entries of C may be negative: the magnitudes of C's entries c bound the
     sensitivity then. They are smoothed, as sqrt(c^2 + s^2), and L-BFGS runs over all coefficients
@@ -499,7 +502,7 @@ def _of_any_sign(
     pattern, weighted = problem.pattern, rows.weighted
     assert weighted is not None
     impulse = np.eye(1, pattern.num_rounds)[0]
-    # (1 - x) (1 - beta x), the inverse of the workload.
+    # The coefficients of (1 - x) (1 - beta x), which is the inverse of the workload.
     taps = np.array([1.0, -1.0 - problem.momentum, problem.momentum])
     if pattern.most > 1:
         taps = np.ones(1)
@@ -512,7 +515,7 @@ def _of_any_sign(
         if not squared_sensitivity < 1e100:
             return np.inf, np.zeros(len(free))
         by_column = by_sizes * np.divide(column, sizes, where=sizes > 0.0, out=np.zeros_like(sizes))
-        # A change of C^-1 by x^j changes c(x) by -x^j c(x)^2.
+        # If C^-1 changes by x^j, the series c(x) of C changes by -x^j c(x)^2.
         response = linear_algebra.product_of_series(column, column, len(column))
         squared_rows, by_rows = weighted(noising)
         gradient = by_rows / squared_rows
@@ -541,7 +544,7 @@ def _of_any_sign(
 
 
 class _ErrorWithin:
-    """The error over all C^-1 with an exact sensitivity, and its constraints.
+    """The error over all C^-1 for which sensitivity is exact, with the constraints for that.
 
     The free variables are the coefficients of C^-1 but the first, and, for the largest error of
     rounds, its logarithm.
@@ -555,7 +558,7 @@ class _ErrorWithin:
         self._most_steps = min(problem.max_evaluations, _MOST_STEPS)
         num_rounds = self._pattern.num_rounds
         self._impulse = np.eye(1, num_rounds)[0]
-        # From lag b on, where clients return, coefficients must not increase.
+        # From lag b on, where a client may return, coefficients of C must not increase.
         self._falling = np.arange(num_rounds) >= self._pattern.separation
         self._falling[-1] = False
         slack = np.abs(self._slacks_of(_divided(self._impulse, start)))
@@ -567,7 +570,7 @@ class _ErrorWithin:
             self._each = _RowsByLags(lags, head)
 
     def minimised(self) -> tuple[FloatArray, Any]:
-        """Returns (p,) coefficients of C^-1, and how the search ended.
+        """Searches for (p,) coefficients of C^-1 under constraints; also returns how it ended.
 
         It is SciPy's sequential least-squares programming, with some constraints at first, to which
         those that its result breaks are added.
@@ -597,29 +600,30 @@ class _ErrorWithin:
             if not np.any(broken & ~chosen):
                 break
             chosen |= broken
-        # Its status 8 is that of steps below rounding; others than 0 are limits and failures.
+        # The optimiser's status 8 means steps below rounding; others than 0 are limits and
+        # failures.
         result.jac, result.status = np.zeros(1), int(result.status not in (0, 8))
         return np.append(1.0, result.x[: self._bands - 1]), result
 
     def _slacks_of(self, column: FloatArray) -> FloatArray:
-        """(n - 1,): how far the coefficients of C are from breaking each constraint."""
+        """Returns (n - 1,) slacks: how far coefficients of C are from breaking each constraint."""
         return (column - np.append(column[1:], 0.0) * self._falling)[1:]
 
     def _series(self, free: FloatArray) -> tuple[FloatArray, FloatArray | None]:
-        """The coefficients of C^-1 and of C; None for the latter beyond all bounds."""
+        """Returns the coefficients of C^-1 and of C; None for those of C if they are too large."""
         noising = np.append(1.0, free[: self._bands - 1])
         with np.errstate(all="ignore"):
             column = _divided(self._impulse, noising)
         return noising, column if np.max(np.abs(column)) < _LARGEST_ENTRY else None
 
     def _logarithm(self, free: FloatArray) -> tuple[float, FloatArray]:
-        """The logarithm of the squared error, and its gradient."""
+        """Returns the logarithm of the squared error, and its gradient."""
         self._progress.update()
         noising, column = self._series(free)
         if column is None:
             return _INFEASIBLE, np.zeros(len(free))
         squared, by_column = self._pattern.squared_sensitivity(column)
-        # A change of C^-1 by x^j changes c(x) by -x^j c(x)^2.
+        # If C^-1 changes by x^j, the series c(x) of C changes by -x^j c(x)^2.
         response = _divided(column, noising)
         slope = -linear_algebra.correlation(by_column, response, self._bands) / squared
         if self._rows.weighted is None:
@@ -628,7 +632,7 @@ class _ErrorWithin:
         return float(np.log(squared) + np.log(error)), (slope + by_noising / error)[1:]
 
     def _slacks(self, free: FloatArray) -> FloatArray:
-        """The scaled slacks of all constraints: those of C if clients return, and of rows."""
+        """Returns scaled slacks of all constraints: on C if clients return, and on rows."""
         noising, column = self._series(free)
         found = np.empty(0)
         if self._pattern.most > 1:
@@ -640,7 +644,7 @@ class _ErrorWithin:
         return np.append(found, free[-1] - np.log(self._each.squares(noising)))
 
     def _slopes(self, free: FloatArray) -> FloatArray:
-        """The slopes of all slacks by the free variables."""
+        """Returns the slopes of all slacks by the free variables."""
         noising, column = self._series(free)
         found = np.zeros((len(self._scales) * (self._pattern.most > 1), len(free)))
         if len(found) and column is not None:
@@ -656,5 +660,5 @@ class _ErrorWithin:
 
 
 def _divided(series: FloatArray, noising: FloatArray) -> FloatArray:
-    """The (n,) series over that of C^-1: each entry to its own rounding, however small."""
+    """Returns an (n,) series divided by that of C^-1, with a small relative error in each entry."""
     return np.asarray(scipy.signal.lfilter([1.0], noising, series))

@@ -79,19 +79,20 @@ from mf_aggregators.workloads import AnyWorkload, Workload
 
 # The largest allowed error of the computed inverse of a given matrix, as a share of the noise.
 _TOLERANCE_OF_INVERSE = 1e-8
-# The bytes of the arrays in the check of a given matrix: C, the identity, its inverse, and a
-# product.
+# The bytes per entry of the arrays in the check of a given matrix: C, the identity, its inverse,
+# and a product.
 _BYTES_OF_CHECK = 5 * 8
-# The relative gap to which a banded start is searched, which need not be optimal.
+# The relative gap of the banded matrix that a search starts from; this start need not be optimal.
 _GAP_OF_BANDS = 1e-2
 # The evaluations between two certificates; a certificate costs about as much as an evaluation.
 _EVALUATIONS_BETWEEN_CERTIFICATES = 8
 _LARGEST_CHANGE_OF_LOG = 12.0
-# The variables up to which Hessians along the central path are affordable where L-BFGS is near.
+# The most variables for which the central path follows an L-BFGS search that ended near the
+# optimum.
 _MOST_VARIABLES = 4000
-# The most variables of a path: a Hessian of as many takes a gigabyte.
+# The most variables of a central path: a Hessian of this size takes a gigabyte.
 _MOST_VARIABLES_OF_PATH = 10_000
-# The fewest classes of rounds of a path that begins with an optimum of half of them.
+# The fewest classes of rounds of a path that begins with an optimum for half of the classes.
 _CLASSES_OF_COARSEST = 40
 # The evaluations of L-BFGS for weights of rounds before the search switches to the path.
 _EVALUATIONS_BEFORE_PATH = 100
@@ -103,18 +104,20 @@ _FAR = 0.1
 # The evaluations that the search for a banded start may always have if A^-1 has few bands: they
 # take O(n b^2) operations, and a matrix X takes n^3.
 _CHEAP_EVALUATIONS = 1000
-# The estimated gap at which a search ends, relative to the gap that is to be certified.
+# The estimated gap at which a search ends, as a share of the gap that is to be certified; the
+# second one is for one participation.
 _SAFE_SHARE, _SAFE_SHARE_OF_SINGLE = 0.9, 0.99
-# For one participation: the most rounds of a prefix sum that is not searched for from fewer, and
-# the gap of these; the first estimate of gaps over distances from feasible matrices; and how many
-# evaluations L-BFGS has, for other errors than the mean, before it is left for the path.
+# For one participation: the most rounds of a prefix sum without a search for fewer rounds first,
+# and the gap of that search; the first estimate of the quotient of gap and distance from
+# feasibility; and the number of evaluations that L-BFGS has for other errors than the mean, before
+# the path.
 _ROUNDS_OF_COARSEST, _GAP_OF_START = 256, 1e-4
 _GAP_OVER_DISTANCE, _TINY = 2.0, 1e-300
 _EVALUATIONS_OF_SINGLE = 60
-# The first step relative to one of the fixed-point iteration, and how often X comes half the way to
-# its diagonal.
+# The first step of a search, relative to a step of the fixed-point iteration; and the most times
+# that X is moved half the way to its diagonal.
 _FIRST_STEP, _MOST_HALVINGS = 1.5, 60
-# Changes of an objective, which is a logarithm, up to this follow from slopes.
+# A change of an objective up to this is computed from slopes; the objective is a logarithm.
 _SMALL_CHANGE = 1e-6
 
 
@@ -141,11 +144,11 @@ class DenseFactorization(Factorization):
         self._set(matrix=matrix, num_rounds=len(matrix))
 
     def strategy_matrix(self) -> FloatArray:
-        """Returns C, read-only."""
+        """Returns the strategy matrix C as a read-only (n, n) array."""
         return self.matrix
 
     def noise_recursion(self) -> WindowNoise:
-        """Returns the recursion over all earlier rows of Z."""
+        """Returns the noise recursion, in which each row combines all earlier rows of Z."""
         inverse = scipy.linalg.solve_triangular(
             self.matrix, np.eye(self.num_rounds), lower=True, check_finite=False
         )
@@ -157,8 +160,9 @@ class DenseFactorization(Factorization):
         return squared_rows_by_inverse(self.matrix, workload.inverse_bands())
 
     def arrays(self) -> dict[str, FloatArray]:
-        """Returns the lower triangle of C, row by row."""
-        # Row by row: indices of the triangle would take as much memory as three matrices.
+        """Returns the lower triangle of C, row by row, as the arrays to save."""
+        # A list of rows is used, because indices of the triangle would take as much memory as three
+        # matrices.
         rows = [row[: i + 1] for i, row in enumerate(self.matrix)]
         return {"lower_triangle": np.concatenate(rows)}
 
@@ -346,7 +350,7 @@ def from_matrix(C: Any) -> BandedFactorization | DenseFactorization:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Point:
-    """A point of a search: variables (m,), value, the shown value, and gradient."""
+    """A point of a search: variables (m,), value, value that the optimiser sees, and gradient."""
 
     free: FloatArray
     value: float
@@ -366,23 +370,23 @@ class _ObjectiveBySlopes:
     """
 
     def __init__(self, objective: Objective) -> None:
-        """Begins before the first evaluation.
+        """Begins without any evaluation.
 
         Args:
-          objective: The logarithm of a bound or an error.
+          objective: A function that returns the logarithm of a bound or of an error.
         """
         self._objective = objective
         self._iterate: _Point | None = None
         self._last: _Point | None = None
 
     def __call__(self, free: FloatArray) -> tuple[float, FloatArray]:
-        """Returns the value less that of the first evaluation, and the (m,) gradient.
+        """Returns the value minus that of the first evaluation, and the (m,) gradient.
 
         Args:
           free: (m,) variables.
         """
         value, gradient = self._objective(free)
-        # Shown values begin at zero, where floats are densest.
+        # The values that the optimiser sees begin at zero, where floats have the finest resolution.
         shown, start = 0.0, self._iterate
         if start is not None and abs(value - start.value) <= _SMALL_CHANGE:
             mean_slope = 0.5 * (gradient + start.gradient)
@@ -395,18 +399,18 @@ class _ObjectiveBySlopes:
         return shown, gradient
 
     def accept(self, _: FloatArray) -> None:
-        """Notes that the last point is an iterate: the start of the next line search."""
+        """Marks the last point as an iterate, from which the next line search starts."""
         self._iterate = self._last
 
 
 def _with_walls(objective: Objective) -> Objective:
-    """Returns the objective with a value where it raises LinAlgError.
+    """Returns the objective with a finite, high value where the original raises LinAlgError.
 
-    The line search has to come back, and interpolates from this value: as high above the last
-    point as that was steep.
+    The line search then has to come back, and interpolates from this value: it is above the value
+    of the last point by the change that the last slope predicts.
 
     Args:
-      objective: It must not raise at the first point.
+      objective: The original objective, which must not raise at the first point.
     """
     accepted: list[tuple[FloatArray, float, FloatArray]] = []
 
@@ -425,24 +429,24 @@ def _with_walls(objective: Objective) -> Objective:
 
 
 class _GoneAstrayError(Exception):
-    """A search is too far from the optimum to go on."""
+    """Raised if a search is too far from the optimum to continue."""
 
 
 @dataclasses.dataclass(eq=False)
 class _OptimumSearch:
-    """L-BFGS over the dual, with the best certified matrix so far.
+    """Search for the optimal dense matrix: L-BFGS over the dual, with the best matrix so far.
 
     Attributes:
       workload: A, an (n, n) lower-triangular array.
       inverse_bands: The (n, w) bands of A^-1; None if it has many.
-      participation: As the further ones, an argument of ``optimal``.
-      equal_column_norms: See there; always for one participation.
+      participation: As in ``optimal``.
+      equal_column_norms: As in ``optimal``; always True for one participation.
       error: The error that is minimised.
-      relative_gap: See there.
-      max_evaluations: See there.
-      show_progress: See there.
-      evaluations: How often the bound was evaluated.
-      progress: The bar.
+      relative_gap: As in ``optimal``.
+      max_evaluations: As in ``optimal``.
+      show_progress: As in ``optimal``.
+      evaluations: The number of evaluations of the bound so far.
+      progress: The progress bar.
       strategy_matrix: The best C so far, (n, n); empty before the first certificate.
     """
 
@@ -460,10 +464,11 @@ class _OptimumSearch:
         self.progress = progress_bar("optimum", show=self.show_progress)
         self.strategy_matrix = np.empty(0)
         self._squared_error = np.inf
-        # The best lower bound of the path, up to rounding, and the point that it is from.
+        # The best lower bound that the central path gave, which rounding may have raised, and its
+        # point.
         self._bound_of_path = 0.0
         self._best_on_path: tuple[CentralPath, PathPoint] | None = None
-        # The workload with the weights of a mean; the maximum has weights that are searched for.
+        # The workload with the weights of a mean error; for the maximum, the search varies weights.
         error, num_rounds = self.error, len(self.workload)
         self._weighted, self._weighted_bands = weighted(self.workload, error.raised), None
         if self.inverse_bands is not None:
@@ -473,7 +478,7 @@ class _OptimumSearch:
         separation = num_rounds if most == 1 else self.participation.separation_in(num_rounds)
         self._layout = PatternLayout(num_rounds, separation)
         self.equal_column_norms = self.equal_column_norms or self._is_single
-        # Logarithms of the (n,) weights of rounds.
+        # The logarithms of the (n,) weights of rounds, for the maximum.
         self._log_rows = np.zeros(num_rounds)
         self._safe_share = _SAFE_SHARE_OF_SINGLE if self._is_single else _SAFE_SHARE
         self._dual = MultiEpochDual(
@@ -482,9 +487,9 @@ class _OptimumSearch:
             self._layout,
             equal_column_norms=self.equal_column_norms,
         )
-        # The evaluations that a part of the search may still end with.
+        # The number of evaluations at which the current part of the search ends.
         self._budget = self.max_evaluations
-        # L_0 of V's correlations.
+        # The factor L_0 of the correlations of V, from which the search starts.
         self._base = np.tile(np.eye(self._layout.positions), (self._layout.separation, 1, 1))
         self._leaves_if_far = False
         self._next_certificate = _EVALUATIONS_BETWEEN_CERTIFICATES * (
@@ -494,7 +499,7 @@ class _OptimumSearch:
         self._best: Evaluation | None = None
 
     def run(self) -> None:
-        """Searches until no progress is made.
+        """Searches until the target is certified or no progress is made.
 
         Raises:
           Converged: When the target is certified.
@@ -524,7 +529,7 @@ class _OptimumSearch:
                 self._run_on_path()
 
     def _run_on_path(self) -> None:
-        """Follows the central path, where weights of rounds may vanish at the optimum."""
+        """Searches along the central path, on which no weight of a round becomes zero."""
         path = CentralPath(self.workload, self._dual.cone, self.error.weights, self.relative_gap)
         for point in path.points(self._start_of_path(path)):
             self._count()
@@ -537,7 +542,7 @@ class _OptimumSearch:
                 return
 
     def _fewer_rounds(self, factor: int) -> "tuple[_OptimumSearch, PatternLayout] | None":
-        """The ended search for a prefix sum of fewer rounds, and its layout; None for others."""
+        """Runs the search for a prefix sum of fewer rounds; returns None for other workloads."""
         bands = self._weighted_bands
         if bands is None or bands.shape[1] != 2 or np.ptp(bands[:, 0]) or np.ptp(bands[1:, 1]):
             return None
@@ -557,7 +562,7 @@ class _OptimumSearch:
         return search, fewer
 
     def _start_of_path(self, path: CentralPath) -> PathPoint | None:
-        """A start from the optimum of half of the classes, for the maximum; or None."""
+        """Returns a start of the path from half of the classes' optimum; None if there is none."""
         is_large = self._layout.separation >= _CLASSES_OF_COARSEST and not self._is_single
         found = self._fewer_rounds(2) if self._is_maximum and is_large else None
         if found is None:
@@ -580,11 +585,11 @@ class _OptimumSearch:
         try:
             return path.near_optimum(np.exp(row_weights), free)
         except np.linalg.LinAlgError:
-            # V would not be positive definite.
+            # If V is not positive definite, the path has its usual start.
             return None
 
     def _refined_rows(self, values: FloatArray, fewer: PatternLayout) -> FloatArray:
-        """(n,) values of rounds between those of fewer rounds."""
+        """Interpolates (n,) values of rounds from values of fewer rounds."""
         return self._layout.by_round(self._layout.refined(fewer.by_position(values), fewer))
 
     def _run_for_mean(self) -> None:
@@ -601,7 +606,7 @@ class _OptimumSearch:
             self._run_from_bands()
 
     def _run_from_bands(self) -> None:
-        """Searches from a banded matrix, unless rounding leaves no V there that is definite."""
+        """Searches from a banded matrix, if its V is positive definite in spite of rounding."""
         max_evaluations = self._budget
         if self._weighted_bands is not None:
             max_evaluations = max(max_evaluations, _CHEAP_EVALUATIONS)
@@ -617,7 +622,7 @@ class _OptimumSearch:
         weights = np.diagonal(blocks, axis1=1, axis2=2)
         roots = np.sqrt(weights)
         if not self.equal_column_norms:
-            # One pattern in each class, and one weight.
+            # Each class has one pattern, and so one weight for all its rounds.
             exists = self._layout.exists
             weights = np.sum(weights * exists, axis=1, keepdims=True)
             weights = weights / np.sum(exists, axis=1, keepdims=True)
@@ -628,7 +633,7 @@ class _OptimumSearch:
             )
             self._run_from(start)
         except np.linalg.LinAlgError:
-            # V is too nearly singular to evaluate the start.
+            # The start cannot be evaluated, because V is too nearly singular.
             return
 
     def _run_from_diagonal(self) -> None:
@@ -640,11 +645,11 @@ class _OptimumSearch:
         first = self._evaluate(weights, diagonal, row_weights)
         if first.root.rows is not None:
             self._log_rows = np.log(first.root.rows)
-        # One step of the fixed-point iteration, which at V diagonal is that of phi.
+        # The start is one step of the fixed-point iteration, which for a diagonal V is that of phi.
         self._run_from(np.log((self._dual.by_weights(first) * weights)[mask]))
 
     def _first_weights(self) -> FloatArray:
-        """(n,) v for one participation: roots of diag A^T A, or those of fewer rounds."""
+        """Returns (n,) weights v for one participation, from diag A^T A or from fewer rounds."""
         is_large = self._layout.num_rounds > _ROUNDS_OF_COARSEST
         found = self._fewer_rounds(4) if is_large else None
         if found is None:
@@ -657,12 +662,12 @@ class _OptimumSearch:
         return np.asarray(np.exp(self._layout.refined(np.log(best.weights), fewer)[:, 0]))
 
     def _run_from(self, start: FloatArray) -> None:
-        """Searches from logarithms of weights and E = 0."""
+        """Searches from given logarithms of weights and from E = 0."""
         mask, exists = self._dual.weights_mask, self._dual.pair_exists
         log_rows = self._log_rows if self._is_maximum else np.empty(0)
         scale, by_class = _scales(start), np.zeros(mask.shape)
         by_class[mask] = scale
-        # The scale of an entry is that of the largest weight of its class.
+        # An entry of E has the scale of the largest weight of its class.
         largest = np.broadcast_to(np.max(by_class, axis=1, keepdims=True), exists.shape)
         scales = np.concatenate([_scales(log_rows), scale, largest[exists]])
         ends = np.cumsum([len(log_rows), len(start)])
@@ -693,7 +698,9 @@ class _OptimumSearch:
     def _negative_log_bound(
         self, free_rows: FloatArray, weights: FloatArray, entries: FloatArray
     ) -> tuple[float, FloatArray, FloatArray, FloatArray]:
-        """Minus the logarithm of the bound tr((A V A^T)^1/2)^2 / sum_p v_p, and its derivatives.
+        """Returns the negative logarithm of the dual bound, with its derivatives.
+
+        The bound is tr((A V A^T)^1/2)^2 / sum_p v_p.
 
         Args:
           free_rows: (n,) weights u of rounds for the maximum; none for the mean.
@@ -725,7 +732,7 @@ class _OptimumSearch:
         )
 
     def certified_gap(self) -> float:
-        """Returns the relative gap of the best matrix, with a lower bound that is certain."""
+        """Returns the relative gap of the best matrix, by a lower bound that is certain."""
         bound = 0.0
         if self._best_on_path is not None:
             path, point = self._best_on_path
@@ -748,19 +755,20 @@ class _OptimumSearch:
     def _evaluate(
         self, weights: FloatArray, correlations: FloatArray, row_weights: FloatArray | None
     ) -> Evaluation:
-        """Evaluates the dual, keeps the best V, and from time to time certifies its matrix.
+        """Evaluates the dual, keeps the best V, and sometimes certifies its matrix.
 
         Raises:
           LinAlgError: If V is not positive definite.
           Converged: If the target is certified.
-          _GoneAstrayError: If the search is to be left where it is far off, and is.
+          _GoneAstrayError: If the search is far from the optimum, and is to be left then.
         """
         evaluation = self._dual.at(weights, correlations, row_weights)
         self._count()
         if self._best is None or evaluation.estimated_bound > self._best.estimated_bound:
             self._best = evaluation
         if self._is_single:
-            # A certificate costs as much as an evaluation, so it waits until it may succeed.
+            # A certificate costs as much as an evaluation, so it waits until it is likely to
+            # succeed.
             distance = evaluation.distance
             if self._gap_over_distance * distance <= self.relative_gap:
                 self._certify(evaluation)
@@ -771,7 +779,7 @@ class _OptimumSearch:
             self._certify(self._best)
             self._next_certificate = self.evaluations + _EVALUATIONS_BETWEEN_CERTIFICATES
             if self._dual.has_cheap_roots:
-                # A certificate costs as much as many evaluations.
+                # With roots by blocks, a certificate costs as much as many evaluations.
                 self._next_certificate += self.evaluations // 2
             gap = self._end_if_near(self._best.estimated_bound)
             is_late = self.evaluations >= _EVALUATIONS_TO_COME_NEAR
@@ -784,7 +792,7 @@ class _OptimumSearch:
         self.progress.update()
 
     def _end_if_near(self, bound: float) -> float:
-        """Shows and returns the gap to a bound, and raises Converged if it is small enough."""
+        """Shows and returns the gap to a bound; raises Converged if the gap is small enough."""
         gap = float(self._squared_error / bound - 1.0)
         self.progress.set_postfix_str(f"relative gap {gap:.1e}")
         if gap <= self._safe_share * self.relative_gap:
@@ -792,21 +800,22 @@ class _OptimumSearch:
         return gap
 
     def _certify(self, evaluation: Evaluation) -> None:
-        """Keeps C of X(V), scaled to be feasible, if its error is the best.
+        """Keeps the C of X(V), scaled to be feasible, if its error is the best so far.
 
-        The error is that of the matrix itself, by a triangular solve and with the
-        sensitivity computed from it, so that nothing of the search enters it.
+        The error is that of the matrix itself, by a triangular solve, with the sensitivity that
+        follows from the matrix: no number of the search is used.
         """
         is_raised = self.equal_column_norms and not self.error.is_mean
         gram = self._dual.gram_matrix(evaluation, by_class=not is_raised)
         if is_raised:
-            # A larger X has no larger error, and columns that are scaled may have.
+            # The diagonal of X is raised to one, which makes no error larger; scaling columns
+            # might.
             gram /= np.max(np.diagonal(gram))
             np.fill_diagonal(gram, 1.0)
         self._keep(_factor_towards_diagonal(gram))
 
     def _keep(self, strategy: FloatArray) -> None:
-        """Keeps C, scaled to sensitivity one, if its error is the best."""
+        """Keeps a matrix C, scaled to sensitivity one, if its error is the best so far."""
         if self.equal_column_norms:
             strategy /= np.linalg.norm(strategy, axis=0)
         bands = self.inverse_bands
@@ -825,7 +834,7 @@ class _OptimumSearch:
 
 
 def _factor_towards_diagonal(gram: FloatArray) -> FloatArray:
-    """C of X, or, if far from the optimum X is not positive definite, of X nearer to diag X."""
+    """Returns the C of X or, if X is not positive definite, of an X that is closer to diag X."""
     diagonal = np.diagonal(gram).copy()
     for _ in range(_MOST_HALVINGS):
         with contextlib.suppress(np.linalg.LinAlgError):
@@ -836,7 +845,7 @@ def _factor_towards_diagonal(gram: FloatArray) -> FloatArray:
 
 
 def _scales(logs: FloatArray) -> FloatArray:
-    """The scales of logarithms of weights, in which -gradient is a good first step."""
+    """Returns scales of logarithms of weights with which -gradient is a good first step."""
     shares = np.exp(logs - np.max(logs, initial=-np.inf))
     return np.asarray(np.sqrt(shares / (_FIRST_STEP * np.sum(shares))))
 
@@ -850,22 +859,22 @@ def _banded_start(
     max_evaluations: int,
     show_progress: bool,
 ) -> tuple[FloatArray, FloatArray]:
-    """Returns a feasible matrix, and the multipliers V that would go with it at the optimum.
+    """Returns a feasible banded matrix, and the V that would belong to it at the optimum.
 
     Args:
       workload: A, an (n, n) lower-triangular array.
-      participation: The schema.
-      layout: Its classes of rounds, each of which is one pattern.
+      participation: The participation schema.
+      layout: The classes of rounds, each of which is one pattern.
       equal_column_norms: Whether columns of C must have equal norms.
       max_evaluations: The most evaluations of the search for the banded matrix.
       show_progress: Whether to show a progress bar on standard error.
 
     Returns:
-      (n, n) C of sensitivity one, and (b, K, K) blocks of V, those of the identity where there is
-      no round. Rounding may have made V indefinite.
+      (n, n) C of sensitivity one, and (b, K, K) blocks of V, with the identity's entries for
+      missing rounds. Rounding may have made V indefinite.
     """
     with warnings.catch_warnings():
-        # A start need not reach its target.
+        # The search may stop before its target without a warning, since the matrix is only a start.
         warnings.simplefilter("ignore", NotConvergedWarning)
         matrix = banded(
             workload,
@@ -877,7 +886,7 @@ def _banded_start(
             show_progress=show_progress,
         )
     strategy = matrix.strategy_matrix() / matrix.sensitivity(participation).value
-    # A X^-1 = A C^-1 C^-T, by two triangular solves for its transpose.
+    # The rows of A X^-1 = A C^-1 C^-T are computed by two triangular solves for its transpose.
     half = scipy.linalg.solve_triangular(strategy, workload.T, lower=True, trans="T")
     half = scipy.linalg.solve_triangular(strategy, half, lower=True)
     rounds, exists = layout.rounds, layout.exists

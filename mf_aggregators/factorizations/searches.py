@@ -1,4 +1,4 @@
-r"""Code that all searches for matrices share: errors over rounds, classes of rounds, minimisers.
+r"""Code that the searches for matrices share: errors over rounds, classes of rounds, minimisers.
 
 **Errors.** For weights w on the rounds, none below zero and of sum one, the error is the sum of w_i
 e_i, where e_i = (A X^-1 A^T)_ii is the variance of round i: the mean error of the workload
@@ -29,27 +29,27 @@ from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import BoolArray, FloatArray, IntArray
 from mf_aggregators.progress_bars import ProgressBar
 
-# A function from (m,) variables to a value and its (m,) gradient.
+# An objective: a function from (m,) variables to a value and its (m,) gradient.
 Objective: TypeAlias = Callable[[FloatArray], tuple[float, FloatArray]]
 
-# A search has converged if its remaining gradient stands for at most this relative change of the
-# squared error.
+# A search has converged if following its remaining gradient would change the squared error by at
+# most this share.
 _FLAT = 1e-2
-# Rounding errors change a gap by less than this.
+# A relative gap is changed by rounding errors by less than this.
 _ROUNDING_OF_GAPS = 1e-9
-# How often a search that stopped making progress is started again from its result.
+# The most times that a search which stopped making progress is started again from its result.
 _MOST_STARTS = 10
 
-# The type of the argument ``error`` of searches.
+# The type of the argument ``error`` of searches: a name, or (n,) weights of rounds.
 RoundWeights: TypeAlias = Literal["mean", "max"] | FloatArray
 
-# The smallest weight of a round, relative to the largest.
+# The least weight of a round in a search, relative to the largest weight.
 _LEAST_WEIGHT = 1e-8
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RoundError:
-    """An error over rounds: mean, maximum, or weighted.
+    """An error over rounds that a search minimises: the mean, the maximum, or a weighted mean.
 
     Attributes:
       num_rounds: n.
@@ -63,7 +63,7 @@ class RoundError:
 
     @classmethod
     def of(cls, error: Any, num_rounds: int) -> "RoundError":
-        """Returns the error that an argument means.
+        """Returns the error over rounds that the argument ``error`` of a search stands for.
 
         Args:
           error: ``mean``, ``max``, or (n,) non-negative weights, not all zero.
@@ -120,19 +120,19 @@ class RoundError:
 
     @property
     def is_mean(self) -> bool:
-        """Whether the error is the mean without weights."""
+        """Whether the error is the mean with equal weights."""
         return self.weights is None and not self.is_maximum
 
     @property
     def has_vanishing_weights(self) -> bool:
-        """Whether some weights are zero, or far below the largest."""
+        """Whether some weights of rounds are zero, or far below the largest weight."""
         raised = self.raised
         if raised is None or self.weights is None:
             return False
         return not np.array_equal(raised, self.weights)
 
     def of_rows(self, squared_rows: FloatArray) -> float:
-        """Returns the error for given variances; for the mean, their sum.
+        """Returns the error for given variances of rounds; for the mean, their sum.
 
         Args:
           squared_rows: (n,) the variances of the rounds.
@@ -144,7 +144,7 @@ class RoundError:
         return float(self.weights @ squared_rows)
 
     def weighed(self, squared_rows: FloatArray, order: float | None) -> tuple[float, FloatArray]:
-        """Returns the error for given variances with its gradient; for the maximum, a norm.
+        """Returns the error and its gradient for given variances; for the maximum, those of a norm.
 
         Args:
           squared_rows: (n,) the variances of the rounds.
@@ -163,7 +163,7 @@ class RoundError:
         return largest * total ** (1.0 / order), powers * total ** (1.0 / order - 1.0)
 
     def parameters(self) -> dict[str, Any]:
-        """Returns the parameters of a factorization for the error; empty for the mean."""
+        """Returns the error as parameters of a factorization; empty for the mean."""
         if self.is_maximum:
             return {"error": "max"}
         if self.weights is None:
@@ -172,7 +172,7 @@ class RoundError:
 
 
 def weighted(matrix: FloatArray, weights: FloatArray | None) -> FloatArray:
-    """Returns diag(w)^1/2 A.
+    """Returns diag(w)^1/2 A: a workload with weights on its rounds.
 
     Args:
       matrix: A, (n, n).
@@ -184,7 +184,7 @@ def weighted(matrix: FloatArray, weights: FloatArray | None) -> FloatArray:
 
 
 def weighted_inverse(bands: FloatArray, weights: FloatArray | None) -> FloatArray:
-    """Returns the (n, w) bands of A^-1 diag(w)^-1/2.
+    """Returns the (n, w) bands of A^-1 diag(w)^-1/2, the inverse of a weighted workload.
 
     Args:
       bands: The bands of A^-1, ``bands[i, t] = A^-1[i, i - t]``.
@@ -212,12 +212,12 @@ class PatternLayout:
 
     @property
     def positions(self) -> int:
-        """The number of positions K of the longest class."""
+        """The number K of rounds of the longest class."""
         return -(-self.num_rounds // self.separation)
 
     @property
     def rounds(self) -> IntArray:
-        """(b, K) int rounds; those of n and more do not exist."""
+        """The (b, K) rounds of all classes; those of n and more do not exist."""
         classes = np.arange(self.separation)[:, np.newaxis]
         return classes + self.separation * np.arange(self.positions)
 
@@ -232,26 +232,26 @@ class PatternLayout:
         return np.asarray(self.rounds[self.exists])
 
     def by_position(self, values: FloatArray) -> FloatArray:
-        """Returns (b, K) values of (n,) rounds, zero where there is no round."""
+        """Arranges (n,) values of rounds as (b, K) by class and position, with zeros elsewhere."""
         table = np.zeros((self.separation, self.positions))
         table[self.exists] = values[self.order]
         return table
 
     def by_round(self, table: FloatArray) -> FloatArray:
-        """Returns (n,) values of (b, K) positions."""
+        """Arranges (b, K) values by class and position as (n,) values of rounds."""
         values = np.empty(self.num_rounds)
         values[self.order] = table[self.exists]
         return values
 
     def totals(self, values: FloatArray) -> FloatArray:
-        """Returns (n,): for each round, the sum of (n,) values over its class."""
+        """Returns (n,): for each round, the sum of (n,) values over the round's class."""
         if self.positions == 1:
             return values
         sums = np.sum(self.by_position(values), axis=1)
         return np.resize(sums, self.num_rounds)
 
     def dual_diagonal(self, diagonal: FloatArray) -> tuple[FloatArray, float]:
-        """Returns an (n,) diagonal of V, equal within each class, and the largest tr(V X).
+        """Returns an (n,) diagonal of V that is equal within classes, and the largest tr(V X).
 
         The largest tr(V X) is over X of sensitivity one. The diagonal is the one closest to the
         given positive ``diagonal``, in relative terms.
@@ -262,7 +262,7 @@ class PatternLayout:
         return allowed, float(np.sum(allowed[: self.separation]))
 
     def rows_by_class(self, matrix: FloatArray) -> FloatArray:
-        """Returns (b, K, m) rows of an (n, m) matrix by class, zero where there is no round."""
+        """Returns (b, K, m) rows of an (n, m) matrix by class, zero for missing rounds."""
         shape = (self.separation, self.positions, matrix.shape[1])
         if shape[0] * shape[1] == self.num_rounds:
             return matrix.reshape(shape)
@@ -283,15 +283,15 @@ class PatternLayout:
 
     @property
     def _classes_by_length(self) -> tuple[int, int]:
-        """The number of classes with K rounds, which come first, and with K - 1 rounds."""
+        """The number of classes with K rounds, which come first, and of those with K - 1 rounds."""
         full = self.num_rounds - self.separation * (self.positions - 1)
         return full, self.separation - full
 
     def fewer(self, factor: int) -> "PatternLayout":
-        """Returns a layout with the same number of positions and fewer classes of each length.
+        """Returns a layout with as many positions, and with fewer classes of each length.
 
         Args:
-          factor: By how much the number of classes is divided.
+          factor: The number by which the number of classes is divided.
         """
         full, short = (max(count // factor, min(count, 1)) for count in self._classes_by_length)
         separation = full + short
@@ -316,7 +316,7 @@ class PatternLayout:
 
 
 class NotConvergedWarning(UserWarning):
-    """A warning that a search stopped before its target; its best result has its true gap."""
+    """Warning that a search stopped before its target; the gap of its result is certified."""
 
     @classmethod
     def unless_reached(cls, gap: float, target: float, evaluations: int) -> None:
@@ -355,13 +355,13 @@ class NotConvergedWarning(UserWarning):
 
 
 class Converged(Exception):  # noqa: N818 - a signal that ends a search, not an error.
-    """Raised by an objective, to end SciPy's optimiser once the target is reached."""
+    """Raised by an objective to end SciPy's optimiser when the target is reached."""
 
 
 def progress_bar(
     name: str, *, show: bool, unit: str = " evaluations", total: int | None = None
 ) -> Any:
-    """Returns the progress bar of a search, which does nothing unless ``show`` is true.
+    """Returns the progress bar of a search; it does nothing unless ``show`` is true.
 
     Args:
       name: The name of the search.
@@ -425,7 +425,7 @@ def minimise_with_restarts(
     progress: ProgressBar,
     is_free: bool = True,
 ) -> Any:
-    """Minimises a logarithm that may overflow, by several searches one after another.
+    """Minimises the logarithm of an error that may overflow, by several searches in turn.
 
     A step that is too long may give an error so large that the line search would interpolate to no
     step at all; it gets a smaller bad value instead. Near bounds, steps may become tiny before the
@@ -473,7 +473,7 @@ def minimise_with_restarts(
 
 
 def gap_above(error: float, bound: float) -> float:
-    """Returns how far an error is above a lower bound, relative to that.
+    """Returns the relative excess of an error over a lower bound.
 
     Args:
       error: The squared error of a matrix.
@@ -490,14 +490,15 @@ def gap_above(error: float, bound: float) -> float:
 
 
 def _is_stationary(result: Any) -> bool:
-    """Whether a SciPy optimiser ended because the gradient had vanished.
+    """Whether a SciPy optimiser ended because the gradient was negligible.
 
     The ``scale`` of the result says how much the variables may matter: their magnitudes, and zero
     for those that a bound holds. The default is one, for variables that are logarithms.
     """
-    # The objective is a logarithm: how much of it the remaining slope may stand for.
+    # The objective is a logarithm, so this is the relative change that the remaining slope stands
+    # for.
     remaining = float(np.linalg.norm(result.jac * result.get("scale", 1.0)))
-    # SciPy's L-BFGS-B: 1 for its limits on iterations and evaluations.
+    # Status 1 of SciPy's L-BFGS-B is for its limits on iterations and evaluations.
     return bool(result.status != 1 and remaining < _FLAT)
 
 
