@@ -353,7 +353,8 @@ def run_tests(arguments: Sequence[str]) -> int:
         type_check = start(TYPE_CHECK)
         for part in PARTS_OF_LONG_TEST if list(arguments) == ["--all"] else ((),):
             statuses.append(start((*PYTEST, *arguments, *part)).wait())
-            if statuses[-1] not in (0, 1):  # not failed tests, but something else
+            # stop if pytest ended for another reason than failed tests
+            if statuses[-1] not in (0, 1):
                 break
         statuses.append(type_check.wait())
         if statuses[-1]:

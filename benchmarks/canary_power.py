@@ -96,7 +96,7 @@ def simulated(
 
 
 def main(values: flags.FlagValues) -> None:
-    """Simulates runs and prints a table."""
+    """Simulates audited runs and prints how many of them are refuted."""
     claimed = mechanism()
     found = [
         simulated(

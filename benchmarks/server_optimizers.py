@@ -188,7 +188,7 @@ def _clipped(method: str, update: Any, other: Any) -> Any:
 
 @functools.partial(jax.jit, static_argnames=("method",))
 def train(method: str, start: Any, rounds: Any, unit: Any, rate: Any, other: Any) -> Any:
-    """Returns the model of a run.
+    """Trains a model in one run and returns the model.
 
     Args:
       method: One of ``METHODS``.
@@ -260,7 +260,7 @@ def train(method: str, start: Any, rounds: Any, unit: Any, rate: Any, other: Any
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """Setting that all runs on a text share: data, cohort size, matrix and noise.
+    """Setting that all runs on one text share, with data, cohort size, matrix and noise.
 
     Attributes:
       tokens: By split, the sentences of each client.

@@ -208,7 +208,7 @@ def _works(
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             options = {"noise_storage": "disk", "noise_directory": folder}
             work = release("banded 64", on_disk, **options)
-            # It is timed 64 times, for all rows of a block.
+            # This release is timed 64 times, for all rows of a block.
             yield f"release of {on_disk} parameters, banded 64 on disk", work, on_disk, 24, 64
         elif kind == "ledger":
             path = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory())) / "ledger.csv"
@@ -291,7 +291,7 @@ def _print_whole_round(values: flags.FlagValues) -> None:
 
 
 def _rounds(mechanism: str, update: Any, **options: Any) -> Callable[[], None]:
-    """Returns a function that runs the next round of a run, each without clients."""
+    """Returns a function that runs the next round of a run, without clients, at each call."""
     factorization = _MECHANISMS[mechanism](_ROUNDS)
     once = mfa.participation.SingleParticipation()
     aggregator = mfa.Aggregator(

@@ -47,10 +47,10 @@ source_suffix = {".md": "myst-nb", ".rst": "restructuredtext"}
 exclude_patterns = ["_build", "extensions"]
 language = "en"
 highlight_language = "none"
-# Two dashes are one, but for those of flags, which are code.
+# Smart quotes only turn two dashes into one; flags are code, and keep theirs.
 smartquotes_action = "D"
 nitpicky = True
-# Names that other projects document. Their inventories are not here to link to.
+# Names that other projects document: no warnings, though their inventories are not here to link to.
 nitpick_ignore_regex = [
     (r"py:.*", r"(abc|absl|argparse|asyncio|collections|contextlib|dataclasses|enum|os)\..*"),
     (r"py:.*", r"(dp_accounting|fractions|matplotlib|numpy|pathlib|scipy|tqdm|types|typing)\..*"),
@@ -58,7 +58,8 @@ nitpick_ignore_regex = [
     (r"py:.*", r"[A-Za-z]*(Error|Warning|Exception)"),
 ]
 
-# Kernels do not read the IPython configuration of the user who builds.
+# Notebook kernels have a profile of their own, and do not read the IPython configuration of the
+# user who builds the site.
 _IPYTHON = _HERE / "_build" / "ipython"
 _STARTUP = """import logging
 
@@ -68,19 +69,19 @@ logging.getLogger("asyncio").setLevel(logging.CRITICAL)
 os.environ["IPYTHONDIR"] = str(_IPYTHON)
 (_IPYTHON / "profile_default" / "startup").mkdir(parents=True, exist_ok=True)
 (_IPYTHON / "profile_default" / "startup" / "quiet.py").write_text(_STARTUP, encoding="utf-8")
-# Notebooks are written as text, and every build runs them.
+# Every build runs the notebooks, which are kept as text without outputs.
 nb_execution_mode = os.environ.get("NOTEBOOK_EXECUTION", "force")
 nb_execution_timeout = 600
 nb_execution_raise_on_error = True
 nb_execution_show_tb = True
 nb_merge_streams = True
-# A kernel tells how cells are highlighted, and none runs with nb_execution_mode=off.
+# With nb_execution_mode=off no kernel runs to say how cells are highlighted: suppress this warning.
 suppress_warnings = ["myst-nb.lexer"]
 myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 
 autodoc_member_order = "bysource"
-# Arguments stand with the constructor of a class that documents them there.
+# The page of a class shows the docstrings of the class and of its constructor.
 autoclass_content = "both"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
@@ -95,9 +96,9 @@ html_theme = "furo"
 html_title = f"mf_aggregators {release}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
-# The first one lists versions of a published site.
+# Scripts of each page; versions.js lists the versions of a published site.
 html_js_files = ["versions.js", "version-switch.js"]
-# Printed output is not copied.
+# The copy button is on code, and not on printed output.
 copybutton_selector = "div:not(.highlight-none, .highlight-text, .output) > div.highlight pre"
 # The copy button copies the code of examples, without prompts and output.
 copybutton_prompt_text = r">>> |\.\.\. "
@@ -108,27 +109,28 @@ html_show_sphinx = False
 mathjax_path = "mathjax/tex-chtml.js"
 
 _MARKERS_OF_TESTS = re.compile(r"^<!-- test:.*?-->\n", re.DOTALL | re.MULTILINE)
-# A signature of several lines: definitions without terms.
+# Matches a signature of several lines, which Sphinx writes as a list of definitions without terms.
 _PARAMETERS = re.compile(r'<dl>\n((?:<dd><em class="sig-param">.*</dd>\n)+)</dl>')
-# Flags in a line and in commands, short enough for a phone; powers of ten in text, not in tags.
+# Match texts that must not be broken at the end of a line: flags in text and in commands, if short
+# enough for a phone, and powers of ten in text, not in tags.
 _FLAG = re.compile(r'<span class="pre">(--[\w=.,:-]{1,28})</span>')
 _COMMANDS = re.compile(r'<div class="highlight-bash.*?</pre>', re.DOTALL)
 _FLAG_OF_COMMAND = re.compile(r"--\w{1,28}")
 _POWER = re.compile(r"\d[\d.]*e-\d+(?![^<]*>)")
-# Mathematics in a line, with the sign behind it.
+# Matches a formula in a line of text, with the punctuation after it.
 _FORMULA = re.compile(r'<span class="math [^>]*>[^<]*</span>[.,;:)]+')
-# A cell of a table that is a number with its unit.
+# Matches a table's cell with a number and its unit.
 _WITH_UNIT = re.compile(r"(<td><p>\S?\d[\d.,]*) (\S{1,3}</p></td>)")
-# Blocks of code, which are copied unchanged; and a number's sign or the text after it.
+# Matches spaces between numbers and the signs ± and %; and code blocks, which stay unchanged.
 _WITH_SIGN = re.compile(r"<pre.*?</pre>|(?<=\d) (?=[±%])|(?<=±) (?=\d)", re.DOTALL)
-# Names that are about as long as a line of a phone, and where they may be broken.
+# Match names that are about as long as a line on a phone, and the places where they may be broken.
 _LONG_NAME = re.compile(r'<span class="pre">[^<]{30,}</span>')
 _SEAM = re.compile(r"(?<=\w[/.])(?=\w{3})")
-# A figure that was drawn wide, which a phone scrolls.
+# Matches a wide figure, which readers scroll on a phone.
 _WIDE = re.compile(r'(<img alt="[^"]*" src="[^"]*\.png" />)')
-# Files of the package that set mathematics: the program and its fonts.
+# The files of MathJax that are copied into the site: the program and its fonts.
 _MATHJAX = ("tex-chtml.js", "output/chtml/fonts/woff-v2")
-# Labels for screen readers that templates of the theme lack, by their places.
+# Replacements in pages that add labels for screen readers, which the theme's templates lack.
 _LACKING = {
     '<aside class="sidebar-drawer': '<aside aria-label="All pages" class="sidebar-drawer',
     '<aside class="toc-drawer': '<aside aria-label="This page" class="toc-drawer',
@@ -137,7 +139,7 @@ _LACKING = {
 
 
 def _without_markers(app: Any, name: str, source: list[str]) -> None:
-    """Leaves out the marks that are for tests alone."""
+    """Removes from a page's source the comments that only tests read."""
     source[0] = _MARKERS_OF_TESTS.sub("", source[0])
 
 
@@ -153,7 +155,7 @@ def _with_whole_flags(found: re.Match[str]) -> str:
 def _make_accessible(
     app: Any, page: str, template: str, context: dict[str, Any], document: Any
 ) -> None:
-    """Mends menus, signatures, scrolling and flags that break at hyphens."""
+    """Makes a page accessible: mends menus, scrolling, signatures and broken flags."""
     context["furo_navigation_tree"] = context["furo_navigation_tree"].replace(
         'role="heading"', 'role="heading" aria-level="2"'
     )
@@ -163,7 +165,7 @@ def _make_accessible(
         body = _WITH_UNIT.sub(r"\1&#160;\2", body)
         body = _WITH_SIGN.sub(lambda found: found[0] if found[0] != " " else "&#160;", body)
         body = _WIDE.sub(r'<span class="scrolls" tabindex="0">\1</span>', body)
-        # The words inside name it.
+        # The words in the summary name the button: its label is removed.
         body = body.replace('<summary aria-label="Toggle hidden content">', "<summary>")
         body = _FLAG.sub(r'<span class="pre unbroken">\1</span>', body)
         body = _COMMANDS.sub(_with_whole_flags, body)
@@ -199,21 +201,21 @@ def _mend_templates(app: Any, failure: Exception | None) -> None:
 
 
 def _quiet_finalisers() -> None:
-    """Keeps TensorFlow Federated from a message about a worker that it never started."""
+    """Silences an error of TensorFlow Federated at exit about a worker that it never started."""
     for each in gc.get_objects():
         if type(each).__name__ == "ServiceManager":
             type(each).__del__ = lambda self: None
 
 
 def setup(app: Any) -> None:
-    """Connects the functions of this site."""
+    """Connects this file's functions to Sphinx."""
     atexit.register(_quiet_finalisers)
-    # Which kernel runs a notebook is no news.
+    # Do not log which kernel runs each notebook.
     logging.getLogger("traitlets").setLevel(logging.WARNING)
     processes.end_workers_at_exit()
     app.add_lexer("csv", TextLexer)
     app.connect("source-read", _without_markers)
-    # After the theme, which makes the menu.
+    # Priority 900 runs after the theme, which makes the menu.
     app.connect("html-page-context", _make_accessible, priority=900)
     app.connect("build-finished", _copy_mathjax)
     app.connect("build-finished", _mend_templates)

@@ -119,7 +119,7 @@ def table(workspace: Workspace) -> Outcome:
 
 
 def matrices_of_64_rounds(workspace: Workspace) -> Outcome:
-    """Shows C and its inverse for eight factorizations of 64 rounds (Fig. 6).
+    """Shows C and its inverse for eight factorizations of 64 rounds, as BandMF's Figure 6.
 
     Args:
       workspace: Where factorizations are cached.
@@ -165,7 +165,7 @@ def matrices_of_64_rounds(workspace: Workspace) -> Outcome:
 
 
 def tree(workspace: Workspace, num_rounds: int) -> Outcome:
-    """Shows the matrix of a tree's nodes and its pseudo-inverse (Fig. 7).
+    """Shows the matrix of a tree's nodes and its pseudo-inverse, as BandMF's Figure 7.
 
     Args:
       workspace: Not needed.
@@ -232,7 +232,7 @@ _CLIENTS_OF_PRINTED = 1001
 
 
 def table_4(workspace: Workspace) -> Outcome:
-    """Computes the noise multipliers of Table 4.
+    """Computes the noise multipliers of BandMF's Table 4, without amplification.
 
     Args:
       workspace: Where factorizations are cached.
@@ -260,7 +260,7 @@ def table_4(workspace: Workspace) -> Outcome:
 
 
 def table_5(workspace: Workspace) -> Outcome:
-    """Computes the noise multipliers of Table 5: DP-SGD and BandMF amplified by sampling.
+    """Computes the noise multipliers of BandMF's Table 5, with amplification by sampling.
 
     Args:
       workspace: Where noise multipliers are cached.
@@ -350,7 +350,7 @@ def _drawing(table: str, rows: list[Row], epsilons: list[int]) -> Drawing:
 
 
 def production(workspace: Workspace) -> Outcome:
-    """Computes the guarantees that Sec. 6 and App. K.1 state, from their rho.
+    """Computes from their rho the guarantees that BandMF states in Sections 6 and K.1.
 
     Args:
       workspace: Not needed.

@@ -1,4 +1,4 @@
-"""Computes BandMF's Table 3 and Figs. 4 and 9, the best numbers of bands with amplification."""
+"""Computes BandMF's Table 3 and Figures 4 and 9, on numbers of bands with amplification."""
 
 import concurrent.futures
 import dataclasses
@@ -373,7 +373,7 @@ def multi_epoch_errors(
 
 
 def ratios(workspace: Workspace, against: str) -> Outcome:
-    """Computes Fig. 4 (a) or (b): RMSE of DP-SGD over that of another mechanism.
+    """Computes BandMF's Figure 4 (a) or (b), the RMSE of DP-SGD over that of another mechanism.
 
     Args:
       workspace: Where factorizations and noise multipliers are cached.
@@ -443,7 +443,7 @@ def ratios(workspace: Workspace, against: str) -> Outcome:
 
 
 def by_epochs(workspace: Workspace) -> Outcome:
-    """Computes Fig. 4 (c): RMSE by epochs at epsilon 1.
+    """Computes BandMF's Figure 4 (c), the RMSE of mechanisms by epochs at epsilon 1.
 
     Args:
       workspace: Where factorizations and noise multipliers are cached.
@@ -491,7 +491,7 @@ def by_epochs(workspace: Workspace) -> Outcome:
 
 
 def ratios_for_images(workspace: Workspace) -> Outcome:
-    """Computes Fig. 9: RMSE of BandMF over DP-SGD's and multi-epoch MF's by epsilon.
+    """Computes BandMF's Figure 9, its RMSE by epsilon over those of DP-SGD and multi-epoch MF.
 
     Args:
       workspace: Where factorizations and noise multipliers are cached.

@@ -225,7 +225,7 @@ class Configuration:
 
 
 def num_bands(configuration: Configuration, setting: Setting, workspace: Workspace) -> BandChoice:
-    """Returns the number of bands of an amplified configuration, with its error (BandMF Sec. 5).
+    """Returns the number of bands of an amplified configuration, and its error (BandMF Section 5).
 
     Args:
       configuration: The configuration.
@@ -307,7 +307,7 @@ def effective_rmse(
     workspace: Workspace,
     workload: np.ndarray | None = None,
 ) -> float:
-    """Returns the effective RMSE (BandMF Eq. 11): RMSE times noise over clients per round.
+    """Returns the effective RMSE (BandMF Equation 11), RMSE times noise over clients per round.
 
     Args:
       configuration: The configuration.
@@ -514,7 +514,7 @@ _RATE_BASE = 1.7
 
 
 def figure_5a(dataset: str) -> tuple[Configuration, ...]:
-    """Returns the configurations of BandMF Fig. 5 (a): returning clients, no amplification.
+    """Returns the configurations of BandMF Figure 5 (a): returning clients, no amplification.
 
     Args:
       dataset: ``docstrings`` or ``stackoverflow``.
@@ -527,7 +527,7 @@ def figure_5a(dataset: str) -> tuple[Configuration, ...]:
 
 
 def figure_1b(dataset: str) -> tuple[Configuration, ...]:
-    """Returns the configurations of BandMF Fig. 1 (b): batches that are sampled.
+    """Returns the configurations of BandMF Figure 1 (b): batches that are sampled.
 
     Args:
       dataset: ``docstrings`` or ``stackoverflow``.
@@ -550,7 +550,7 @@ def _targets(dataset: str) -> tuple[float, ...]:
 
 
 def figure_1a(dataset: str) -> tuple[Configuration, ...]:
-    """Returns the configurations of BandMF Figs. 1 (a) and 10: single examples, sampled.
+    """Returns the configurations of BandMF Figures 1 (a) and 10: single examples, sampled.
 
     Args:
       dataset: ``docstrings``, for which scikit-learn's digits stand, or ``cifar10``.
@@ -565,7 +565,7 @@ def figure_1a(dataset: str) -> tuple[Configuration, ...]:
 
 
 def figure_11(dataset: str) -> tuple[Configuration, ...]:
-    """Returns the configurations of BandMF Fig. 11: some of Fig. 5 (a), at several rates each.
+    """Returns the configurations of BandMF Figure 11: some of Figure 5 (a), each at several rates.
 
     At the papers' size these are the paper's and their neighbours on its grid. The scaled-down
     rates follow from a power law that was fitted elsewhere and may be too small, so that one larger
@@ -584,7 +584,7 @@ def figure_11(dataset: str) -> tuple[Configuration, ...]:
 
 
 def denisov_figure_2(dataset: str) -> tuple[Configuration, ...]:
-    """Returns the configurations of Denisov et al. Fig. 2: a single pass, constant learning rates.
+    """Returns the configurations of Denisov's Figure 2: a single pass, constant learning rates.
 
     Args:
       dataset: ``docstrings`` or ``stackoverflow``.
@@ -613,7 +613,7 @@ def denisov_figure_2(dataset: str) -> tuple[Configuration, ...]:
 
 
 def denisov_figure_3(dataset: str) -> tuple[Configuration, ...]:
-    """Returns the configurations of Denisov et al. Figs. 3 and 6: schedules at epsilon 18.9.
+    """Returns the configurations of Denisov's Figures 3 and 6: schedules at epsilon 18.9.
 
     Args:
       dataset: ``docstrings`` or ``stackoverflow``.

@@ -174,7 +174,7 @@ class Drawing:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """The results of an experiment.
+    """Outcome of an experiment: its numbers, the data of its figure, and notes.
 
     Attributes:
       rows: The numbers.

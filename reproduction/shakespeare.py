@@ -115,7 +115,7 @@ class RoleClients:
     """Clients (one for each role) with a linear next-character model; see ``small_models.Task``."""
 
     def __init__(self, speeches: plays.Speeches) -> None:
-        """Prepares the examples of all roles.
+        """Prepares the examples of all roles for training and tests.
 
         Args:
           speeches: Of all roles. The clients are those that train, by name.
@@ -128,7 +128,7 @@ class RoleClients:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """The shape of the weights: inputs (one is an intercept), and characters."""
+        """The shape of the model's weights: inputs (one is an intercept), and characters."""
         return _CONTEXT * len(SYMBOLS) + 1, len(SYMBOLS)
 
     @property

@@ -304,7 +304,7 @@ class _Runs:
 
     @property
     def label(self) -> str:
-        """The name of the mechanism."""
+        """The name of the mechanism of these runs."""
         return " ".join(reversed(self.configuration.label.split(", ")))
 
     @property

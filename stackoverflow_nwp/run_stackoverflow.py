@@ -276,7 +276,7 @@ class CharacterData:
 
     @property
     def name(self) -> str:
-        """The source of the plays."""
+        """The source of the plays: the installed package, or TFF's download."""
         return self.speeches.name
 
     @property
@@ -285,7 +285,7 @@ class CharacterData:
         return len(self.speeches.by_split["train"])
 
     def fingerprint(self) -> str:
-        """Returns the hash of all speeches."""
+        """Returns the SHA-256 of all speeches in the plays."""
         return self.speeches.fingerprint()
 
     def load(self, seed: int) -> FederatedTask:

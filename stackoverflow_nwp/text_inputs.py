@@ -91,7 +91,7 @@ def records(path: pathlib.Path, columns: Columns) -> Iterator[tuple[str, str]]:
 def prose(
     paths: Sequence[pathlib.Path], columns: Columns, allow_structured: bool = False
 ) -> Iterator[tuple[str, str]]:
-    """Reads text files, one client each.
+    """Reads text files, each of which becomes one client.
 
     Args:
         paths: The files.

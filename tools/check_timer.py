@@ -40,7 +40,7 @@ class Port:
     """
 
     def __init__(self, command: Sequence[str]) -> None:
-        """Starts the process of a port.
+        """Starts a port of the reference timer as a process.
 
         Args:
           command: The program and its arguments.
@@ -84,7 +84,7 @@ class Port:
         raise UnusableError(f"no answer to {json.dumps(event)}: {why}.")
 
     def stop(self) -> None:
-        """Ends the process of the port."""
+        """Ends the process in which the port runs."""
         self._process.kill()
         self._process.wait()
         assert self._process.stdin is not None
@@ -116,7 +116,7 @@ def first_difference(port: Port, sequences: Sequence[Any]) -> str | None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Checks the port of a command line and returns the exit status.
+    """Checks the port that the command line names, and returns the exit status.
 
     Args:
       arguments: The words of the command line; those of the process by default.

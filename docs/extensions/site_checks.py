@@ -1,4 +1,4 @@
-"""Checks a site that was built: links, names, alternative texts, and that it is complete alone.
+"""Checks a built site for broken links, missing names and texts, and files loaded from elsewhere.
 
     python -m docs.extensions.site_checks docs/_build/html
 

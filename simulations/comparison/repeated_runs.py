@@ -81,7 +81,7 @@ class FinishedRun:
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """A set of flags that is run several times.
+    """A variant of a training command: flags with which the command is run several times.
 
     Attributes:
       name: The name in its directories, files and rows.

@@ -1,1 +1,1 @@
-"""Small tasks that show the parts of a task: digits, Fashion-MNIST, the photographs of CIFAR-10."""
+"""Example tasks for training runs, which are digits, Fashion-MNIST and CIFAR-10."""

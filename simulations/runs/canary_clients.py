@@ -35,7 +35,7 @@ class CanaryClients:
     """The canary clients of one run, with their data and the record of the run's releases."""
 
     def __init__(self, run: Run, initial_weights: Sequence[np.ndarray]) -> None:
-        """Draws the canaries of a run.
+        """Draws the canary clients of a run, with their updates.
 
         Args:
           run: The run, with ``audit_canaries``.

@@ -1,4 +1,4 @@
-"""A federated run of any task, from its flags to its privacy statement.
+"""Runs federated training of any task, from the command's flags to the privacy statement.
 
 A run is new (:func:`begin`), is resumed (:func:`resume`), or is resumed for more rounds than it was
 planned for (:func:`extend`). Flags, data, mechanism and directory are checked before anything is

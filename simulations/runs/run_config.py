@@ -222,7 +222,7 @@ class RunConfig(Mapping[str, Any]):
         flag_fields.check(self, "--")
 
     def __getitem__(self, name: str) -> Any:
-        """Returns the value of an option."""
+        """Returns the value of an option of the run."""
         return getattr(self, name) if name in NAMES else self.others[name]
 
     def __iter__(self) -> Iterator[str]:

@@ -315,7 +315,7 @@ class RunDirectory:
         atomic_files.write(self.final_model, archive.getbuffer())
 
     def record(self, **entries: Any) -> None:
-        """Adds entries to the run's config.json."""
+        """Adds entries to the run's file config.json."""
         config = self.read_config() or {}
         if {**config, **entries} != config:
             self.write_json(CONFIG_FILE, {**config, **entries})
@@ -560,7 +560,7 @@ class ParticipationLedger:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "ParticipationLedger":
-        """Reads a file of :meth:`save`.
+        """Reads a participation ledger from a file that :meth:`save` wrote.
 
         Raises:
           LedgerError: If the file is missing or broken.

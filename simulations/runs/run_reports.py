@@ -326,7 +326,7 @@ class MetricsLog:
             ) from error
 
     def append(self, round_number: int, values: Mapping[str, float | int]) -> None:
-        """Appends the row of a round.
+        """Appends the row of a round to metrics.csv.
 
         Args:
           round_number: The round, from 1.
