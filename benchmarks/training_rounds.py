@@ -143,7 +143,7 @@ def _passed_state(plain: Any) -> Any:
     import tensorflow as tf
     import tensorflow_federated as tff
 
-    from mf_aggregators.tff import tensor_rows
+    from mf_aggregators.tff.tensor_rows import TensorNoise
 
     class Passing(tff.aggregators.UnweightedAggregationFactory):
         def create(self, value_type: Any) -> tff.templates.AggregationProcess:
@@ -152,7 +152,7 @@ def _passed_state(plain: Any) -> Any:
             specs = tuple(tf.TensorSpec(kind.shape, kind.dtype) for kind in kinds)
             sizes = [
                 (each.num_tiles, _BUFFERS, min(each.size, TILE))
-                for each in tensor_rows.layout_of(specs).segments
+                for each in TensorNoise.layout_of(specs).segments
             ]
 
             @tff.tensorflow.computation

@@ -329,7 +329,7 @@ def test_the_table_of_the_documents_is_what_mechanisms_say() -> None:
         for name, each in catalogue.ENTRIES.items()
         if (made := each.factorization) is not None
     }
-    rows = _rows_of_the_documents("| mechanism | extended |")
+    rows = _rows_of_the_documents("| mechanism | how it is extended |")
     assert {name: (bool(how), reason) for name, (how, reason) in rows.items()} == own
 
 
