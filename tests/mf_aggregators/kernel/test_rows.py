@@ -501,12 +501,49 @@ def test_errors_are_within_their_bound(rows: NoiseRecursion, first: int, is_smal
         assert found.error == 0.0
 
 
-def test_errors_of_large_scaled_matrices_are_within_their_bound() -> None:
-    scales = np.random.default_rng(0).uniform(0.5, 2.0, (2, 6))
-    rows = ScaledNoise(toeplitz_rows(6, 1e8 / np.array([1.0, 3.0, 7.0])), *scales)
-    found = strategy_of(rows, 6)
-    errors = (exact_strategy(rows) - _exact(dense(found))).astype(np.float64)
-    assert 0.0 < np.max(np.linalg.norm(errors, axis=0)) <= found.error
+@pytest.mark.parametrize("kind", ["bands", "window", "states", "phases"])
+@pytest.mark.parametrize("unit", [2.0**-12, -(2.0**12)])
+def test_errors_of_any_units_and_scales_are_within_their_bounds(kind: str, unit: float) -> None:
+    """Rows of one size beside columns of another, and gains that are far from one."""
+    n, generator = 6, np.random.default_rng(0)
+    series, none = np.array([[1.0, 1 / 3, -1 / 7]]) * unit, np.ones((n, 0))
+    weights = generator.uniform(0.2, 0.4, (3, 2, 2))
+    states = StateSpaceNoise(
+        np.arange(n) % 2, unit * np.ones(2), weights[0], np.tile([0, 1], (2, 1)), *weights[1:]
+    )
+    same = dataclasses.replace(states, phases=np.zeros(n, np.int64))
+    inner: dict[str, NoiseRecursion] = {
+        **{"bands": BandedNoise(n, series), "window": WindowNoise(n, series, none, none)},
+        **{"states": same, "phases": states},
+    }
+    every = [inner[kind]]
+    for powers in ((0, 0), (-9, 0), (9, 0), (0, -9), (0, 9)) if kind != "phases" else ():
+        for lonely in (0, n - 1):
+            scales = generator.uniform(0.9, 1.0, (2, n))
+            scales[[0, 1], lonely] *= np.exp2(powers)
+            every += [ScaledNoise(inner[kind], *scales), ScaledNoise(inner[kind], *scales / 64.0)]
+    for rows in every:
+        found, size = kernel_rows._of_kind(rows, n)
+        exact = exact_strategy(rows)
+        errors = np.linalg.norm((exact - _exact(dense(found))).astype(np.float64), axis=0)
+        largest = np.max(np.linalg.norm(exact.astype(np.float64), axis=0))
+        assert np.max(errors) <= found.error <= 1e-10 * largest
+        assert size <= largest * (1.0 + 1e-12)
+
+
+def test_bands_and_columns_of_each_kind() -> None:
+    bands = np.array([[2.0, 0.0, 0.0], [3.0, 7.0, 0.0], [5.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
+    matrix = np.diag([2.0, 3.0, 5.0, 1.0]) + np.diag([7.0, 0.0, 0.0], -1)
+    for found in (Strategy(bands, 4), Strategy(matrix, 4, is_dense=True)):
+        assert found.num_bands == 2
+        np.testing.assert_array_equal(found.columns((0, 1, 2, 3)), matrix)
+        np.testing.assert_array_equal(found.compact_columns(1)[:, 0], np.diag(matrix))
+    largest = kernel_rows._largest_column(matrix), kernel_rows._largest_column_of_bands(bands)
+    assert largest == pytest.approx([np.hypot(2.0, 7.0)] * 2)
+    thousands = banded_rows(np.full((2, 1), 1e3))
+    np.testing.assert_array_equal(dense(strategy_of(thousands, 2)), 1e3 * np.eye(2))
+    left = np.array([[5.0], [4.0]])
+    np.testing.assert_array_equal(WindowNoise(2, np.ones((1, 2)), left, left).diagonal, [1.0, 1.0])
 
 
 def test_kinds_give_their_own_data() -> None:
@@ -662,20 +699,22 @@ def test_the_bounds_of_errors_are_those_of_their_proofs() -> None:
     assert kernel_rows._error(0.25) == pytest.approx(0.2525 / 0.7475, rel=1e-14)
     assert kernel_rows._error(0.49) < np.inf == kernel_rows._error(0.5)
     # A matrix whose product with its inverse is exact, and the residual is roundings alone.
-    noising, terms = np.array([[2.0, 0.0], [1.0, 4.0]]), 3
+    noising, terms = np.array([[2.0, 0.0], [1.0, 8.0]]), 3
     sizes = 2.0 * np.abs(noising)
     found, largest = kernel_rows._inverted(noising, sizes, terms)
-    magnitudes = np.array([[0.5, 0.0], [0.125, 0.25]])
+    magnitudes = np.array([[0.5, 0.0], [0.0625, 0.125]])
     product = magnitudes @ sizes
     norm = np.sqrt(np.max(np.sum(product, axis=1)) * np.max(np.sum(product, axis=0)))
-    assert largest == np.hypot(0.5, 0.125)
+    assert largest == np.hypot(0.5, 0.0625)
     assert found.error == pytest.approx(1.01 * gammas[6] * norm * largest, rel=1e-9, abs=0.0)
-    # A residual, and an entry that counts as zero.
-    near = np.array([[1.0, 0.0], [1e-14, 1.0]])
-    found, largest = kernel_rows._inverted(near, np.abs(near), 0)
-    assert found.is_dense
-    np.testing.assert_array_equal(found.entries, np.eye(2))
-    assert found.error == pytest.approx(1.01 * gammas[3] + 1e-14, rel=1e-9, abs=0.0)
+    # A residual, and an entry that counts as zero, whatever the unit.
+    for unit_of_rows in (1.0, 2.0**-10):
+        near = np.array([[1.0, 0.0], [1e-14, 1.0]]) * unit_of_rows
+        found, _ = kernel_rows._inverted(near, np.abs(near), 0)
+        assert found.is_dense
+        np.testing.assert_array_equal(found.entries, np.eye(2) / unit_of_rows)
+        expected = (1.01 * gammas[3] + 1e-14) / unit_of_rows
+        assert found.error == pytest.approx(expected, rel=1e-9, abs=0.0)
     # Series: at least the sum of magnitudes of the product less one.
     series, wrong = np.array([1.0, -0.5, 0.25]), np.array([1.0, 0.5, 0.0, 0.5])
     exact = np.convolve(series, wrong)[:4] - np.eye(4)[0]
@@ -770,8 +809,11 @@ def test_scaled_rows_take_toeplitz_rows_and_positive_scales_alone() -> None:
     inner, ones = BandedNoise(3, np.array([[2.0, 1.0]])), np.ones(3)
     assert ScaledNoise(inner, ones, ones).num_rounds == 3
     changing = BandedNoise(3, np.array([[2.0, 0.0], [1.0, 1.0], [3.0, 1.0]]))
-    with refuses("inner", "Toeplitz"):
-        ScaledNoise(changing, ones, ones)
+    one = np.ones((2, 1))
+    states = StateSpaceNoise(np.array([0, 1, 1]), np.ones(2), one, 0 * one, one, one)
+    for each in (changing, states):
+        with refuses("inner", "Toeplitz"):
+            ScaledNoise(each, ones, ones)
     with refuses("inner", "scales", error=TypeError):
         ScaledNoise(ScaledNoise(inner, ones, ones), ones, ones)
     for name in ("scales", "row_scales"):
@@ -798,8 +840,9 @@ def test_inner_rows_that_are_not_known_to_be_toeplitz_are_not_proved() -> None:
         decays=np.array([[0.5, 0.5]]),
         feedbacks=np.array([[1.0, 1.0]]),
     )
-    with refuses("ScaledNoise", "Toeplitz", error=NotProved):
-        strategy_of(ScaledNoise(crossed, ones, ones), 4)
+    for rounds in (1, 4):
+        with refuses("ScaledNoise", "Toeplitz", error=NotProved):
+            strategy_of(ScaledNoise(crossed, ones, ones), rounds)
     # The squares of 1e-120 would leave floats, though C has columns of norm 1e-70.
     with refuses("inner", "1e-120", error=NotProved):
         strategy_of(ScaledNoise(toeplitz_rows(4, np.array([1e-120])), np.full(4, 1e-50), ones), 4)
