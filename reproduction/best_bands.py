@@ -99,7 +99,7 @@ def best(choices: Sequence[BandChoice]) -> BandChoice:
       choices: At least one.
 
     Raises:
-      ValueError: If there is none.
+      ValueError: If there is no choice.
     """
     return min(choices, key=lambda choice: (choice.effective_rmse, choice.num_bands))
 
@@ -116,7 +116,7 @@ def banded_matrix(
     Args:
       num_rounds: n.
       num_bands: b, 1 to n.
-      cache_directory: Where it is cached between calls; None for nowhere.
+      cache_directory: Where the matrix is cached between calls; None for nowhere.
     """
     if num_bands == 1:
         return factorizations.identity(num_rounds)
@@ -267,7 +267,7 @@ def noise_multipliers(
     """Returns noise multipliers for privacy targets under sampling, computed on all processors.
 
     Args:
-      workspace: Where they are cached.
+      workspace: Where noise multipliers are cached.
       targets: Schemes with epsilon and delta.
 
     Returns:

@@ -50,11 +50,11 @@ _RATE_SLOPE = -0.95
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """The task and its size.
+    """Setting of a comparison of runs: a task and its size.
 
     Attributes:
       name: The name of the directory of its runs, which comparisons share.
-      dataset: As ``--dataset`` takes it.
+      dataset: The data set, as ``--dataset`` names it.
       num_rounds: n.
       population: Clients.
       clients_per_round: The clients of a round.
@@ -63,12 +63,12 @@ class Setting:
       delta: The delta of all guarantees.
       learning_rate: The server's for BandMF at epsilon 8: the paper's, or what is good here.
       momentum: The server's.
-      flags: What all runs share.
+      flags: The flags that all runs share.
       simulated_clients: The number of clients that stand for the clients of a round; None if all
         take part, and for sampled batches.
       command: The command that trains.
       reference: The setting in which ``learning_rate`` is good; None for this one.
-      reference_kind: Whose learning rate it is: BandMF's, amplified or not.
+      reference_kind: The mechanism of ``learning_rate``: BandMF, amplified or not.
     """
 
     name: str
@@ -313,7 +313,7 @@ def effective_rmse(
       configuration: The configuration.
       setting: The task and its size.
       workspace: Where matrices are cached.
-      workload: What errors are of; the prefix sum by default, and always with sampling.
+      workload: The workload of errors; the prefix sum by default, and always with sampling.
     """
     if configuration.kind in _AMPLIFIED:
         return num_bands(configuration, setting, workspace).effective_rmse

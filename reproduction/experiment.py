@@ -78,7 +78,7 @@ def parse_printed(text: str) -> PrintedValue:
       The value.
 
     Raises:
-      ValueError: If it is not one.
+      ValueError: If the text is neither a number nor a bound.
     """
     match = _PATTERN.fullmatch(text.strip())
     if match is None:
@@ -96,7 +96,7 @@ class Row:
       row: Where in the table or figure: its row, or its curve and point.
       quantity: What the number is, with its unit where it has one.
       printed: The printed digits, see :func:`parse_printed`; None where the paper prints none.
-      ours: What was computed.
+      ours: The computed number.
       reason: For a number that differs, why; for one that was not printed, what it shows.
       claim: What the paper says, in our words, where it prints no number.
       holds: Whether our number is as the claim says.
@@ -165,7 +165,7 @@ class Drawing:
 
     Attributes:
       kind: Which figure it is, by the names of ``drawings``.
-      data: What it shows, JSON-able.
+      data: The data that the figure shows, JSON-able.
     """
 
     kind: str
@@ -178,7 +178,7 @@ class Outcome:
 
     Attributes:
       rows: The numbers.
-      drawing: What its figure shows.
+      drawing: The data of the experiment's figure.
       notes: Remarks for readers, a sentence or more each.
     """
 
@@ -192,7 +192,7 @@ class TrainingPlace:
     """Where and how training comparisons run: directory, data set, repetitions, workers, targets.
 
     Attributes:
-      directory: Where runs go; what is there is resumed.
+      directory: Where runs go; runs that are there already are resumed.
       dataset: ``docstrings``, scaled down, or ``stackoverflow`` or ``cifar10`` at the papers'
         size.
       repetitions: Runs of each configuration.
@@ -343,9 +343,9 @@ class Experiment:
     """A table or figure of a paper.
 
     Attributes:
-      name: As ``--only`` spells it.
+      name: The experiment's name, as ``--only`` spells it.
       source: The paper and the place in it.
-      title: What it shows, one line.
+      title: What the table or figure shows, in one line.
       run: Computes it.
       targets: What it can be trained on, for hours, and the epsilons of its configurations there;
         none for an experiment on numbers.

@@ -62,7 +62,7 @@ def experiments_named(names: Sequence[str]) -> list[Experiment]:
       The experiments, in the order of the papers.
 
     Raises:
-      CommandError: If there is none of such a name, or no name at all.
+      CommandError: If there is no experiment of such a name, or no name at all.
     """
     known = experiments()
     wanted = set()

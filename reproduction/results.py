@@ -44,10 +44,10 @@ class Result:
     Attributes:
       name: The experiment's name, with the data set if it is not the usual one.
       source: The paper and the place in it.
-      title: What it shows.
+      title: What the table or figure shows.
       rows: The numbers.
       notes: Remarks for readers.
-      drawing: What its figure shows.
+      drawing: The data of the figure.
       seconds: Wall time; less where factorizations came from the cache.
       command: The command that computes the result again.
       versions: The versions of the packages that it was computed with, and of Python.
@@ -80,10 +80,10 @@ def save(result: Result, directory: pathlib.Path) -> None:
 
     Args:
       result: The result.
-      directory: Where it goes.
+      directory: Where the result goes.
 
     Raises:
-      OSError: If it cannot be written.
+      OSError: If a file cannot be written.
     """
     # Import here, because matplotlib is installed only with the extra ``reports``.
     from mf_aggregators import figures
@@ -184,7 +184,7 @@ def write_report(
       directory: Where the results' figures are.
 
     Raises:
-      OSError: If it cannot be written.
+      OSError: If a file cannot be written.
     """
     lines = [f"# {_REPORT_TITLE}", "", *_opening(results), *_differences(results)]
     lines += ["## Experiments", "", *_summary(results), ""]

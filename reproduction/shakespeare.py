@@ -47,7 +47,7 @@ def examples(speeches: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:
     """Returns the examples of a role: each character, and the characters before it in its speech.
 
     Args:
-      speeches: What the role says.
+      speeches: The speeches of the role.
 
     Returns:
       (m, 3) and (m,) int64, places in ``SYMBOLS``. Before the first character are spaces.
@@ -65,7 +65,7 @@ def chosen_examples(speeches: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np
     """Returns the examples of a role that are used in training: at most 200, evenly spaced.
 
     Args:
-      speeches: What the role says.
+      speeches: The speeches of the role.
 
     Returns:
       (200, 3) and (200,) int64 as of :func:`examples`, and (200,) float32 weights: equal ones that

@@ -76,7 +76,7 @@ class Task:
     ``test_accuracy(weights)``, which chooses nothing.
 
     Attributes:
-      name: As ``--dataset`` spells it.
+      name: The data set's name, as ``--dataset`` spells it.
       client: A word for a client, as image or role.
       population: The number of clients, a multiple of the cohort.
       cohort: Clients of a round.
@@ -84,7 +84,7 @@ class Task:
       delta: Of the guarantee.
       tuned_rate: The server's learning rate for BandMF at epsilon 8, the best of a grid on held-out
         data.
-      model: What is trained, for readers: a noun phrase.
+      model: A noun phrase for readers that says which model is trained.
       public_data: For statements: what was not protected.
       load: Reads the clients; a ValueError says what to do without them.
     """
@@ -116,7 +116,7 @@ def experiment(task: Task, title: str) -> Experiment:
 
     Args:
       task: The task, whose name is the experiment's too.
-      title: What it shows, one line.
+      title: What the experiment shows, in one line.
     """
     source = f"{BANDMF}, Figs. 1 and 5 (a); Denisov et al., Fig. 2"
     run = functools.partial(compare, task)
@@ -359,7 +359,7 @@ def compare(task: Task, workspace: Workspace) -> Outcome:
     """Trains all mechanisms at the chosen targets, and compares their test accuracies.
 
     Args:
-      task: What is trained on.
+      task: The task that models are trained on.
       workspace: Where matrices and runs are stored.
 
     Returns:

@@ -120,8 +120,8 @@ def order(configurations: Sequence[Configuration], trained: Trained) -> str:
     """Returns a sentence on the order of configurations' test accuracies that intervals support.
 
     Args:
-      configurations: Those of one target, of mechanisms that differ.
-      trained: What has them.
+      configurations: Configurations of different mechanisms for one target.
+      trained: A trained comparison that has these configurations.
     """
     found = trained.statistics
     rows = [dataclasses.replace(found[each], mechanism=each.label) for each in configurations]
@@ -143,7 +143,7 @@ def test_accuracy_row(configuration: Configuration, trained: Trained) -> Row:
 
     Args:
       configuration: The configuration.
-      trained: What has it.
+      trained: A trained comparison that has this configuration.
     """
     found = trained.statistics[configuration]
     mean, half = 100.0 * found.test_accuracy_mean, found.test_accuracy_half_width
@@ -325,8 +325,8 @@ class _Tuned:
       epsilon: The target.
       label: The mechanism.
       rates: The rates that were tried, in increasing order.
-      error_of_sums: Its effective RMSE of prefix sums.
-      error_of_updates: Its effective RMSE of updates.
+      error_of_sums: The mechanism's effective RMSE of prefix sums.
+      error_of_updates: The mechanism's effective RMSE of updates.
     """
 
     epsilon: float

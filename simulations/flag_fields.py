@@ -25,9 +25,9 @@ class Flag:
     Attributes:
       group: The title of its group of flags.
       choices: The words that the flag takes, or a function that returns them; None for any value.
-      is_path: Whether its value is the path of a file or directory.
+      is_path: Whether the flag's value is the path of a file or directory.
       is_of_the_run: Whether a run that is resumed must keep its value.
-      is_positive: Whether its value must be above 0.
+      is_positive: Whether the flag's value must be above 0.
       least: The least value; None for any.
       most: The largest value; None for any.
       below: A number that the value must be below; None for any.
@@ -97,7 +97,7 @@ def define(
     """Defines command-line flags for those fields of a dataclass that belong to given groups.
 
     Args:
-      values: Where they are defined.
+      values: The absl flag values to define the flags in.
       documented: The dataclass, whose docstring has their help.
       groups: The titles of the groups.
       default_texts: The help on defaults that other flags decide, by name.

@@ -66,7 +66,7 @@ def summarise(
 
     Args:
       cohorts: For each round the (clients,) int64 devices that took part, each once.
-      schema: What was planned; None for nothing.
+      schema: The planned schema; None without a plan.
 
     Returns:
       The separations and the number of participations; and fields of the result: with them, the

@@ -51,7 +51,7 @@ class Package:
 
     Attributes:
         name: Its normalised name, as a lock file spells it.
-        version: Its installed version.
+        version: The installed version of the package.
         modules: Its modules' dotted names with their source files, sorted by name.
     """
 
@@ -160,7 +160,7 @@ def examples(
     "question" for modules and classes.
 
     Args:
-        packages: What `find_packages` returned.
+        packages: The result of `find_packages`.
         found: Takes the number of sentences of each module, duplicates included.
         max_sentences: The most sentences of a module: of one with more, the first are kept.
         show_progress: Whether to draw a progress bar on standard error.

@@ -95,7 +95,7 @@ def prose(
 
     Args:
         paths: The files.
-        columns: What a table would have its client and its text in.
+        columns: The names of columns by which a table is recognised.
         allow_structured: Whether to read files that look like anything but prose.
 
     Yields:

@@ -36,7 +36,7 @@ class Port:
     """A running port of the reference timer, as a process.
 
     Raises:
-      UnusableError: If it does not start.
+      UnusableError: If the port does not start.
     """
 
     def __init__(self, command: Sequence[str]) -> None:
@@ -69,7 +69,7 @@ class Port:
           event: The event, JSON-able.
 
         Raises:
-          UnusableError: If there is none in ten seconds, or it is no JSON.
+          UnusableError: If no answer comes in ten seconds, or the answer is not JSON.
         """
         assert self._process.stdin is not None
         line = ""

@@ -98,7 +98,7 @@ def pages() -> list[Page]:
 
     Raises:
       AttributeError: If the table has a name that does not exist.
-      ImportError: If it has a module that does not.
+      ImportError: If the table has a module that does not exist.
     """
     rows = _ROW.findall(_TABLE.read_text(encoding="utf-8"))
     modules = tuple(module for module, _ in rows if module != PACKAGE)

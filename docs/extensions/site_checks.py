@@ -62,7 +62,7 @@ def inventory(site: pathlib.Path) -> set[str]:
       site: The folder of the site.
 
     Raises:
-      ValueError: If its inventory is not of the format that Sphinx writes.
+      ValueError: If the site's inventory is not in the format that Sphinx writes.
     """
     content = (site / "objects.inv").read_bytes()
     *head, packed = content.split(b"\n", 4)

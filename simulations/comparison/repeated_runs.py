@@ -85,7 +85,7 @@ class Variant:
 
     Attributes:
       name: The name in its directories, files and rows.
-      mechanism: As ``--mechanism`` takes it.
+      mechanism: The mechanism, as ``--mechanism`` names it.
       flags: The other flags of the command.
     """
 
@@ -160,7 +160,7 @@ def planned(
     """Returns all runs of a comparison, in the order in which they are trained.
 
     Args:
-      root: Where they go.
+      root: The directory that runs go to.
       command: A key of ``MODULES``.
       variants: The variants, of different names.
       repetitions: How often each is run.
@@ -181,7 +181,7 @@ def run_all(program: str, runs: Sequence[RepeatedRun]) -> dict[RepeatedRun, Fini
 
     Args:
       program: The command's name, for messages.
-      runs: As :func:`planned` orders them, at least one.
+      runs: At least one run, in the order of :func:`planned`.
 
     Returns:
       All results; None if it was interrupted, after a message.
@@ -235,7 +235,7 @@ def _run(run: RepeatedRun, lock: int, stop: processes.StopRequest) -> FinishedRu
     """Trains one run in a process, waits for its end and saves its result.
 
     Args:
-      run: What is run, or resumed.
+      run: The run to start or to resume.
       lock: A descriptor that the process inherits, so that its lock lasts as long as it does.
       stop: A request to stop, which is passed on.
 
@@ -243,7 +243,7 @@ def _run(run: RepeatedRun, lock: int, stop: processes.StopRequest) -> FinishedRu
       The result; None if the run was stopped, or failed while it was.
 
     Raises:
-      CommandError: If it failed or printed no result.
+      CommandError: If the run failed or printed no result.
     """
     start = time.monotonic()
     # A resumed run reports no wall time: the time that it took before it was cut off is not known.

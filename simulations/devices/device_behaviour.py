@@ -286,7 +286,7 @@ class Trace(Availability):
         Args:
           path: A text file of ``device,start_seconds,end_seconds`` lines, of which the first
             may be a heading; or a ``.npz`` file with arrays of these names.
-          period_seconds: As for the constructor.
+          period_seconds: The period of the trace, as for the constructor.
 
         Returns:
           The trace.
@@ -421,7 +421,7 @@ class AvailableClients(Sampler):
     Args:
       sampler: The sampler that draws the clients, of a scheme without groups.
       availability: Which devices are available when.
-      availability_seed: What availability is drawn from; not the seed of the sampler.
+      availability_seed: The seed of availability, which is not that of the sampler.
       round_seconds: The time from the start of a round to that of the next, above 0.
     """
 

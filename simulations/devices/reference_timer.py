@@ -74,7 +74,7 @@ class Request:
       round_index: The round. It never goes back in a run, and stays when the server tries again.
       seconds: The server's clock.
       run_began: The server's clock when the run was made, before its first request.
-      token: What the upload carries: made for this request alone, and hard to guess.
+      token: A secret that the upload carries, made at random for this request alone.
     """
 
     run: str
@@ -136,7 +136,7 @@ class Device:
 
         Args:
           request: The request.
-          policy: That of the running version of the app.
+          policy: The policy of the running version of the app.
           clock: The device's clock, in seconds.
         """
         entry = self.entry(request.run)

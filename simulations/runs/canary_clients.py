@@ -85,7 +85,7 @@ class CanaryClients:
         """Records the release of a round for the audit, before the round counts as released.
 
         Raises:
-          OSError: If it cannot be written.
+          OSError: If the record cannot be written.
         """
         released = metrics["aggregator"][_RELEASED]
         flat = np.concatenate([np.ravel(each) for each in released])

@@ -106,10 +106,10 @@ def begin(
     """Plans a new run and fills its directory.
 
     Args:
-      config: What was asked.
+      config: The configuration that the flags ask for.
       command: The command that the run belongs to.
       directory: The directory, which holds nothing yet.
-      behaviour: What the clients' devices do.
+      behaviour: The behaviour of the clients' devices.
 
     Raises:
       ValueError: If flags, data and devices do not fit one another.
@@ -354,7 +354,7 @@ def sampler_of(scheme: SamplingScheme, directory: RunDirectory, fixed_seed: int 
     Raises:
       CommandError: If the seed of rounds that were released is lost or damaged: other draws
         would not be of the same partition.
-      OSError: If it cannot be saved.
+      OSError: If the seed cannot be saved.
     """
     if fixed_seed is not None:
         return scheme.sampler(fixed_seed)
@@ -583,7 +583,7 @@ def stated_privacy(guarantee: Guarantee) -> str:
     """Returns a run's guarantee as text for a person, with epsilon and delta rounded up.
 
     Args:
-      guarantee: That of every client.
+      guarantee: The guarantee of every client.
     """
     if math.isfinite(guarantee.epsilon):
         stated = numbers.pair(guarantee.epsilon, guarantee.delta, ".3f")

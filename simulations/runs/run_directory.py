@@ -105,7 +105,7 @@ class RunDirectory:
         removed.
 
         Raises:
-          OSError: If it cannot be moved.
+          OSError: If the checkpoint cannot be moved.
         """
         extended, named = self.extended_factorization, config.get("factorization_sha256")
         for unfinished in self.path.glob(f".{extended.name}.*"):
@@ -127,7 +127,7 @@ class RunDirectory:
 
         Raises:
           RunDirectoryError: If the run began with other data, or its saved fingerprint is lost.
-          OSError: If it cannot be read or written.
+          OSError: If the fingerprint cannot be read or written.
         """
         if not self.data.exists():
             if self.ledger.exists():
@@ -282,7 +282,7 @@ class RunDirectory:
         """Creates the directory of a new run.
 
         Args:
-          config: Its configuration, JSON-able.
+          config: The configuration of the run, JSON-able.
           only_for_owner: Whether nobody else may look into it: who took part in which round must
             stay secret where a guarantee counts on sampling.
 
@@ -360,7 +360,7 @@ def horizons_of(begun: Mapping[str, Any], directory: RunDirectory) -> tuple[Hori
     """Returns the earlier horizons of an extended run from its ``config.json``.
 
     Raises:
-      RunDirectoryError: If they are broken.
+      RunDirectoryError: If the entries on horizons are broken.
     """
     try:
         return tuple(
@@ -423,7 +423,7 @@ def check_alike(directories: Iterable[pathlib.Path], *, with_further_runs: bool 
     What a run has not written yet, or what was deleted since, is not compared.
 
     Args:
-      directories: Those of the runs.
+      directories: The directories of the runs.
       with_further_runs: Whether versions must be the present ones as well, which further runs have.
 
     Raises:
@@ -465,7 +465,7 @@ def matrix_sha256(checkpoint: pathlib.Path) -> str | None:
     """Returns a fingerprint of a factorization's checkpoint, so that a changed matrix is noticed.
 
     Args:
-      checkpoint: Its directory.
+      checkpoint: The directory of the checkpoint.
 
     Returns:
       The SHA-256 of the checkpoint's description, which has the SHA-256 of its arrays, in
@@ -584,7 +584,7 @@ def check_metrics(path: pathlib.Path) -> None:
     Rows that were cut off are accepted: a killed process leaves them.
 
     Raises:
-      RunDirectoryError: If it holds something else, or cannot be read.
+      RunDirectoryError: If the file holds something else, or cannot be read.
     """
     try:
         with path.open("rb") as file:

@@ -164,16 +164,16 @@ class Run:
     """The plan of a training run, checked, with all defaults filled in.
 
     Attributes:
-      config: What was asked.
+      config: The configuration of the run, as its flags ask.
       data: The task's data.
       mechanism: The mechanism of the sums that are released, with all horizons of a run that was
         extended. Where few clients stand for a larger cohort, it has the smaller noise of the few.
       directory: Where states, ledger, metrics and statements go.
       seed: Seed of cohorts under timers, devices, the order of data and initial weights.
-      workload: What the matrix is optimised for, and the errors in its checkpoint are stated for.
-      behaviour: What the clients' devices do.
+      workload: The workload that the matrix is optimised for; its checkpoint states errors for it.
+      behaviour: The behaviour of the clients' devices.
       earlier_behaviours: Behaviours before flags changed, by the rounds until then, newest first.
-      sampler: What draws the clients of each round in the place of timers; None for timers.
+      sampler: The sampler that draws the clients of each round; None for timers.
       horizons: The horizons before, of a run that was extended.
     """
 
@@ -199,7 +199,7 @@ class Run:
         """The rule of --stop_at_epsilon that ends a run before it exceeds an epsilon, or None.
 
         Raises:
-          ValueError: If it would not let the first round take place.
+          ValueError: If the rule would not let the first round take place.
         """
         limit = self.config.stop_at_epsilon
         if limit is None:
@@ -258,20 +258,20 @@ def plan(
     """Plans a training run, with its mechanism, and writes nothing.
 
     Args:
-      config: What was asked, checked flag by flag.
+      config: The configuration, checked flag by flag.
       data: The task's data.
-      directory: Its directory, from which a run that goes on has its matrix.
+      directory: The run's directory, from which a resumed run has its matrix.
       seed: See :class:`Run`.
-      behaviour: What devices do; None for nothing but taking part.
+      behaviour: The behaviour of devices; None for devices that only take part.
       begun: The ``config.json`` of a run that goes on; None for a new one.
-      horizons: Those before, of a run that was or is to be extended.
+      horizons: The earlier horizons of a run that was or is to be extended.
 
     Returns:
       The run. Where a scheme samples its clients, it has no sampler yet: see :func:`sampler_of`.
 
     Raises:
       CommandError: If flags do not fit the data or one another.
-      ValueError: As the library says it.
+      ValueError: If the library refuses the mechanism or its noise.
     """
     check_choice(
         config.delta < 1.0 / data.num_clients,
@@ -332,7 +332,7 @@ def with_separation(
       config: The flags.
       data: The task's data.
       behaviour: The behaviour of the devices.
-      seed: That of the devices.
+      seed: The seed of the devices.
     """
     if config.separation or behaviour.is_undisturbed or config.sampling != TIMERS:
         return config
@@ -346,7 +346,7 @@ def check_devices(run: Run) -> None:
     A run with ``--stop_at_epsilon`` passes if it ends before a round that has too few devices.
 
     Raises:
-      CommandError: If they do not.
+      CommandError: If a round would have too few devices.
     """
     config, behaviour = run.config, run.behaviour
     if run.mechanism.sampling is not None:
@@ -623,8 +623,8 @@ def _workload(
     """Returns the workload that the matrix for all rounds is optimised for.
 
     Args:
-      config: What was asked.
-      horizons: Those before.
+      config: The configuration of the run, as its flags ask.
+      horizons: The earlier horizons of the run.
       made_for: What the checkpoint is for, which the run uses or began with; it may be one of fewer
         rounds. None for a matrix that is to be computed.
     """

@@ -392,7 +392,7 @@ def draw_figure(run: Run, planned_epsilon: float) -> None:
     """Draws the figure of a run from the metrics in its directory.
 
     Raises:
-      OSError: If they cannot be read, or the figure cannot be written.
+      OSError: If the metrics cannot be read, or the figure cannot be written.
     """
     config, mechanism, clip = run.config, run.mechanism, run.config.adaptive_clip
     levels = {

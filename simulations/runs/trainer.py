@@ -52,7 +52,7 @@ class Outcome:
       ledger: The participation ledger of all released rounds.
       num_rounds: The rounds that the final model comes after; fewer than those of the
         ledger if the run went back to an older state and was interrupted before it caught up.
-      interrupted: Whether it stopped before its last round.
+      interrupted: Whether the run stopped before its last round.
       message: Why it stopped, if not on request.
       stopped_by_rule: Whether the run's stopping rule ended it.
       test_accuracy: The accuracy of the final model on test clients; None if interrupted.
@@ -283,7 +283,7 @@ def learning_process(
 
     Args:
       run: The run.
-      task: Its model.
+      task: The task, which has the model.
       storage: Where the noise of earlier rounds is kept: ``state``, ``disk`` or ``auto``.
       canaries: The canary clients that audit the run; None for none. With canaries, the process
         takes data from :meth:`CanaryClients.client_data`.

@@ -113,7 +113,7 @@ class StateStore:
 
         Raises:
           ValueError: If the directory is open to others: the states hold the seed of the noise.
-          OSError: If it cannot be made.
+          OSError: If the directory cannot be made.
         """
         self._directory = pathlib.Path(directory)
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -467,7 +467,7 @@ def check_participation(initial_state: Any, participation: Participation, num_ro
     """Checks that timers allow only participations that the process's noise is scaled to.
 
     Raises:
-      ValueError: If they allow more.
+      ValueError: If the timers allow more.
     """
     for declared in processes.participations_in(initial_state):
         if not declared.allows(participation, num_rounds):
@@ -490,7 +490,7 @@ class Round:
       num_eligible: How many clients might have joined: those whose timers allowed it; or, with a
         sampler, those that the round's sample was drawn from.
       seconds: How long the round took.
-      devices: What the devices did; None if a data sampler drew the cohort.
+      devices: The record of the devices; None if a data sampler drew the cohort.
     """
 
     index: int
@@ -566,7 +566,7 @@ def rounds(
     Args:
       run: The run.
       store: The store that states and ledger are saved in.
-      progress: What :func:`start` returned.
+      progress: The result of :func:`start`.
       stop: Checked between rounds.
 
     Yields:
