@@ -810,7 +810,9 @@ def test_scaled_rows_take_toeplitz_rows_and_positive_scales_alone() -> None:
     assert ScaledNoise(inner, ones, ones).num_rounds == 3
     changing = BandedNoise(3, np.array([[2.0, 0.0], [1.0, 1.0], [3.0, 1.0]]))
     one = np.ones((2, 1))
-    states = StateSpaceNoise(np.array([0, 1, 1]), np.ones(2), one, 0 * one, one, one)
+    states = StateSpaceNoise(
+        np.array([0, 1, 1]), np.ones(2), one, np.zeros((2, 1), np.int64), one, one
+    )
     for each in (changing, states):
         with refuses("inner", "Toeplitz"):
             ScaledNoise(each, ones, ones)
