@@ -56,8 +56,8 @@ class ExtensionError(Error, ValueError):
       ...     mfa.factorizations.optimal(8).extended(16)
       ... except mfa.factorizations.ExtensionError as error:
       ...     print(error)
-      this optimal factorization for 8 rounds cannot be extended to 16: its rows are optimised
-      together, and those of the first rounds would be others.
+      this optimal factorization for 8 rounds cannot be extended to 16: all rows are optimised
+      together, so more rounds have other first rows.
     """
 
 

@@ -134,7 +134,7 @@ class DenseFactorization(Factorization):
 
     mechanism = "optimal"
     has_dense_rows = True
-    reason = "its rows are optimised together, and those of the first rounds would be others"
+    reason = "all rows are optimised together, so more rounds have other first rows"
 
     matrix: FloatArray
 
