@@ -91,7 +91,7 @@ def coins(columns: Any, b: int, p: float, rng: np.random.Generator) -> tuple[Any
 
 
 def is_shown(delta: float, a: int, log_z: float, sums: Any, *pair: Any) -> bool:
-    """Prints whether the numbers have a mean below delta; with a = 0, the second ones."""
+    """Tests whether a divergence (the second if a = 0) is below delta, and prints the result."""
     (vectors, rate, loss, eps, rng), count, total = pair, 0, np.zeros(2)
     half, v, k = 0.5 * np.sum(vectors**2, axis=0), rate * np.sum(vectors, axis=1), max(a - 1, 0)
     most = rate * np.sum(half) - eps  # A bound on <v, x> if L <= -epsilon.

@@ -250,7 +250,7 @@ def _graphs_as_they_are() -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Timeouts:
-    """How long a worker may be silent.
+    """Time limits for a remote worker, after which it counts as lost.
 
     Attributes:
       seconds_to_connect: A worker has to answer within this time at the beginning.
