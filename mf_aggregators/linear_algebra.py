@@ -547,9 +547,9 @@ def _block_size(num_rounds: int, least: int) -> int:
 
 
 def _blocks_of(bands: FloatArray, size: int) -> FloatArray:
-    """Returns (blocks, s, 2 s): each block's rows, in the columns of the block before and its own.
+    """Returns each block's rows, in the columns of the block before and its own.
 
-    Rows after the last round are rows of the identity.
+    The shape is (blocks, s, 2 s). Rows after the last round are rows of the identity.
     """
     num_rounds, width = bands.shape
     count = -(-num_rounds // size)

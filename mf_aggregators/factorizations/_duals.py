@@ -391,7 +391,7 @@ def _spectra_of(
 
 
 def _joints(inverse_bands: FloatArray, layout: PatternLayout) -> FloatArray:
-    """Returns (w, b, K, K): the block of D D^T between class c and the class t later, by t and c.
+    """Returns the (w, b, K, K) blocks of D D^T between class c and the class t later.
 
     Rows of missing rounds are rows of the identity.
     """
@@ -962,10 +962,11 @@ def _pair_products(matrix: FloatArray, rows: IntArray, columns: IntArray) -> Flo
 
 
 def _inverse_square_root(least: float, largest: float) -> tuple[FloatArray, FloatArray]:
-    """Returns (m,) shifts and weights: x^-1/2 is near the sum of weights[j] / (x + shifts[j]).
+    """Returns (m,) shifts and weights of a sum of fractions that approximates x^-1/2.
 
-    The sum has the fewest terms with a relative error of at most 1e-13 for x between two bounds;
-    near the limit of the condition number, 1e15, rounding may leave an error of 1e-12.
+    The sum of weights[j] / (x + shifts[j]) has the fewest terms with a relative error of at most
+    1e-13 for x between two bounds; near the limit of the condition number, 1e15, rounding may leave
+    an error of 1e-12.
 
     Raises:
       ValueError: If the bounds are not positive, or too far apart.

@@ -350,7 +350,7 @@ def from_matrix(C: Any) -> BandedFactorization | DenseFactorization:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Point:
-    """A point of a search: variables (m,), value, value that the optimiser sees, and gradient."""
+    """A point of a search, with variables (m,), value, value for the optimiser, and gradient."""
 
     free: FloatArray
     value: float

@@ -200,7 +200,9 @@ def weighted_inverse(bands: FloatArray, weights: FloatArray | None) -> FloatArra
 
 @dataclasses.dataclass(frozen=True)
 class PatternLayout:
-    """The rounds by class modulo b: position a of class c is round c + a b, if that is below n.
+    """The arrangement of rounds by class modulo b, and by position in the class.
+
+    Position a of class c is round c + a b, if that is below n.
 
     Attributes:
       num_rounds: n.

@@ -452,7 +452,7 @@ class ImportanceSampler:
 
 
 class _BinReplicas:
-    """The a replicas of importance sampling for balls in bins: each is in one bin."""
+    """Draws the replicas of importance sampling for balls in bins, each in one bin."""
 
     def __init__(self, pair: DominatingPair, order: int) -> None:
         ((_, self._vectors),) = pair.blocks
@@ -473,7 +473,7 @@ class _BinReplicas:
 
 
 class _TimerReplicas:
-    """The a replicas of importance sampling for min-separation sampling: a Markov chain.
+    """Draws the replicas of importance sampling for min-separation, as a Markov chain.
 
     A state of the chain is the increasing waits of all replicas but one, which is free to join.
     """

@@ -54,7 +54,7 @@ class Cohorts:
 
     @functools.cached_property
     def _secret_rounds(self) -> list[tuple[IntArray, int]]:
-        """For clients who draw for themselves: who joins in each round, and how many might have."""
+        """The clients who join in each round by their own draws, and how many might have."""
         draws = self.draws
         if isinstance(draws, losses.MinSeparation):
             return _under_timers(draws, self.seed)

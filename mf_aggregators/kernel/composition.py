@@ -56,7 +56,7 @@ class SampledRunDpEvent(dp_events.GaussianDpEvent):  # type: ignore[misc]
 @final
 @dataclasses.dataclass(frozen=True)
 class EpsilonDeltaDpEvent(dp_events.DpEvent):  # type: ignore[misc]
-    """A mechanism of which only one pair is known: that it is (epsilon, delta)-DP.
+    """A mechanism that is known to be (epsilon, delta)-DP for one pair, and no more.
 
     Use it when another program, of which only such a pair is known, saw the same clients.
 

@@ -405,7 +405,7 @@ def _chacha20(state: IntArray) -> IntArray:
 
 @dataclasses.dataclass(frozen=True)
 class Engine:
-    """Faster ways to compute: threads and compiled functions. The result is the same, bit for bit.
+    """Threads and compiled functions that compute the same numbers faster, bit for bit.
 
     Attributes:
       pool: The threads; None to compute on the caller's thread alone.

@@ -546,7 +546,7 @@ def _strategy_norms(normalised: NoiseRecursion) -> tuple[float, float]:
 
 @dataclasses.dataclass(frozen=True)
 class IntegerSums:
-    """The integers of clipped updates and of their sums: the most clients, and the bits.
+    """The sizes of the integers of clipped updates and of their sums.
 
     Attributes:
       largest_cohort: The most updates in a sum.
@@ -648,7 +648,7 @@ def clip_to_grid(
 def scaling(
     update: Sequence[RealArray], clip_norm: float, unit_norm: float, engine: Engine = PLAIN
 ) -> tuple[float, float, bool]:
-    """Returns how arrays are clipped: each entry is divided by a unit, then multiplied by a scale.
+    """Returns the unit that divides entries, and the scale that multiplies them, for clipping.
 
     Args:
       update: Arrays of floats or integers.

@@ -223,7 +223,7 @@ def _wide_enough(tensor: tf.Tensor) -> tf.Tensor:
 def _scaling(
     flat: list[tf.Tensor], clip_norm: tf.Tensor, unit_norm: tf.Tensor
 ) -> tuple[tuple[tf.Tensor, tf.Tensor], tf.Tensor, tf.Tensor]:
-    """Returns how tensors are clipped: each entry is divided by a unit, then multiplied by a scale.
+    """Returns the unit that divides entries, and the scale that multiplies them, for clipping.
 
     The unit is the largest magnitude, so that norms neither overflow nor underflow.
 

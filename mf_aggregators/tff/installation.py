@@ -15,7 +15,7 @@ PACKAGES = ("tensorflow_federated", "tensorflow_privacy", "tensorflow", "psutil"
 
 
 def advice(package: str = PACKAGES[0]) -> str:
-    """Returns one line of text: what a missing package needs, and a command that installs it.
+    """Returns a missing package's needs, and a command that installs it, in one line.
 
     In a clone of the repository, the command is another one.
 
