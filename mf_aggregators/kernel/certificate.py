@@ -356,9 +356,10 @@ def _blocks_of_columns(columns: FloatArray) -> list[tuple[int, FloatArray]]:
 def _vectors_of_bins(columns: FloatArray, num_bins: int, rounding: float = 0.0) -> FloatArray:
     """Returns the m_S of all bins, rotated so that they have as few coordinates as there are bins.
 
-    columns: (n, b) compact columns of |C|.
-    num_bins: The number of bins.
-    rounding: A number that is added to each row from the first round of a bin on.
+    Args:
+      columns: (n, b) compact columns of |C|.
+      num_bins: The number of bins.
+      rounding: A number that is added to each row from the first round of a bin on.
     """
     vectors = losses.sums_of_bins(columns, num_bins)
     vectors += rounding * np.tri(len(vectors), num_bins)
@@ -443,8 +444,9 @@ class ImportanceSampler:
     def terms(self, losses: FloatArray, epsilon: float) -> FloatArray:
         """Returns the term T of the module's docstring for each loss, rounded up.
 
-        losses: (m,) log P/Q of outputs that were drawn at the order ``self.order``.
-        epsilon: The epsilon of the divergence.
+        Args:
+          losses: (m,) log P/Q of outputs that were drawn at the order ``self.order``.
+          epsilon: The epsilon of the divergence.
         """
         shares = -np.expm1(-np.maximum(losses - (epsilon - LOSS_ROUNDING), 0.0))
         exponents = self.log_mgf - (self.order - 1) * (losses - LOSS_ROUNDING)

@@ -335,9 +335,10 @@ def _largest_sums(weights: FloatArray, separation: int, most: int | None) -> Flo
 def pattern_sum(column: FloatArray, separation: int, most: int) -> FloatArray:
     """Returns the sum of k columns of a Toeplitz matrix: 0, b, 2 b, ..., (k - 1) b.
 
-    column: (n,) the first column of the matrix.
-    separation: The distance b of the columns.
-    most: The number k of columns, with (k - 1) b < n.
+    Args:
+      column: (n,) the first column of the matrix.
+      separation: The distance b of the columns.
+      most: The number k of columns, with (k - 1) b < n.
 
     Returns:
       (n,): entry t is the sum of ``column[t - j b]`` over j < k with j b <= t.
@@ -624,8 +625,9 @@ def _of_scaled(
       scales: The diagonals of P and D, (n,) above zero.
       schema: The schema.
 
-    The sensitivity. It is exact if clients take part once, or if T has no more bands than the
-    separation, provided that the errors of the transforms are negligible.
+    Returns:
+      The sensitivity. It is exact if clients take part once, or if T has no more bands than the
+      separation, provided that the errors of the transforms are negligible.
     """
     rows, columns = scales
     num_rounds, squares, is_exact = len(rows), np.square(coefficients), True
