@@ -29,6 +29,7 @@ from mf_aggregators.kernel.rows import (
     NoiseRecursion,
     ScaledNoise,
     StateSpaceNoise,
+    Strategy,
     WindowNoise,
 )
 from mf_aggregators.participation import MinSeparation
@@ -692,3 +693,26 @@ def test_an_error_that_is_not_a_number_is_not_the_least(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(BandedNoise, "transition", broken)
     assert math.isnan(Rounding.of(rows).float_error)
+
+
+def test_bounds_of_errors_and_norms_are_those_of_their_definitions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    redrawn = WindowNoise(5, np.ones((1, 2)), *np.linspace(0.2, 0.6, 10).reshape(2, 5, 1))
+    kept = tree_aggregation(5).noise_recursion()
+    for recursion, driving in ((kept, 3.0), (redrawn, float(draws.LARGEST))):
+        blocks, m = Blocks(recursion, np.array([0, 2, 5])), recursion.num_state_vectors
+        weights, before = np.abs(blocks.transition(1)), np.linspace(4.0, 7.0, m)
+        sizes = np.append(before, np.full(weights.shape[1] - m, driving))
+        expected = (len(sizes) + 4) * 2.0**-53 * (weights @ sizes) + weights[:, :m] @ before
+        found = integers._errors(IntegerRows(recursion, 1, 3.0, before), blocks, 1, before)
+        assert np.append(*found) == pytest.approx([np.max(expected[:3]), *expected[3:]])
+    # Errors of columns of C count in each entry, and so do the largest scales.
+    scales = np.array([4.0, 1.0]), np.array([1.0, 8.0])
+    for strategy, norms in (
+        (Strategy(np.array([[1.0, 0.0], [-2.0, 3.0]]), 5, 0.25, True), (4.25, 6.25)),
+        (Strategy(np.array([[1.0, -2.0]]), 5, 0.25, scales=scales), (97.25, 97.25)),
+    ):
+        monkeypatch.setattr(integers, "strategy_of", lambda *_, found=strategy: found)
+        assert integers._strategy_norms(redrawn) == norms
+    assert integers._strategy_norms(kept) == (1.0, 1.0)

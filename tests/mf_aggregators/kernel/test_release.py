@@ -158,9 +158,10 @@ def test_sums_that_no_records_have_are_refused() -> None:
 
 
 def test_without_noise_sums_are_released_as_they_are() -> None:
-    release = _release(_claim(0.0))
+    release = _release(_claim(0.0), sums=IntegerSums(2))
     state, vectors = release.start(), _vectors(1, 2, 0.1)
-    assert not release.has_noise
+    assert (release.has_noise, release.stddev) == (False, 0.0)
+    assert _release(_claim(1e-4), sums=IntegerSums(2)).has_noise
     for number in (2, 1):
         following, released = release.next(state, vectors[:number], _SCALES)
         total = sum(map(_flat, vectors[:number]), np.zeros(11)) * np.repeat(_SCALES, [6, 1, 4])
@@ -354,6 +355,8 @@ def test_extended_runs_go_on_with_their_noise(
     for _ in range(9):
         state, released = whole.next(state, [], _SCALES)
         planned.append(_flat(released))
+    noises = [ReleaseRecord._of_process[state.stream_name, i][32:] for i in (3, 4)]
+    assert noises == [digest for _, digest in whole.noise_digests]
     state, found = begun.start(fixed), []
     for i in range(9):
         release = begun if i < 3 else whole
@@ -374,6 +377,11 @@ def test_extended_runs_claim_no_more_noise_than_they_draw() -> None:
     for sigma in (covered * (1.0 + 1e-9), _SIGMA):
         with pytest.raises(NotProved, match="covers"):
             _extended(sigma, first, whole)
+    # Rows stay in the steps they began with, though 20 standard deviations need coarser ones.
+    one = IntegerRows.of(dense_rows(np.eye(1)))
+    longer = dense_rows(np.array([[1.0, 0.0], [1.47, 1.0]]))
+    assert _extended(1.0, one.recursion, longer).rows.shift == one.shift
+    assert IntegerRows.of(longer).shift > one.shift
     # Without a layout nothing is released yet.
     assert _extended(_SIGMA, first, whole, layout=None).stddev == 0.0
     nothing = _release(_claim(0.0, whole), earlier=[_claim(0.0, first)])

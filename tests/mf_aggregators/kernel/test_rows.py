@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import itertools
 import pickle
 from fractions import Fraction
 from typing import Any
@@ -517,11 +518,11 @@ def test_errors_of_any_units_and_scales_are_within_their_bounds(kind: str, unit:
         **{"states": same, "phases": states},
     }
     every = [inner[kind]]
-    for powers in ((0, 0), (-9, 0), (9, 0), (0, -9), (0, 9)) if kind != "phases" else ():
-        for lonely in (0, n - 1):
-            scales = generator.uniform(0.9, 1.0, (2, n))
-            scales[[0, 1], lonely] *= np.exp2(powers)
-            every += [ScaledNoise(inner[kind], *scales), ScaledNoise(inner[kind], *scales / 64.0)]
+    cases = itertools.product(((0, 0), (-9, 0), (9, 0), (0, -9), (0, 9)), (0, n - 1))
+    for powers, lonely in cases if kind != "phases" else ():
+        scales = generator.uniform(0.9, 1.0, (2, n))
+        scales[[0, 1], lonely] *= np.exp2(powers)
+        every += [ScaledNoise(inner[kind], *scales), ScaledNoise(inner[kind], *scales / 64.0)]
     for rows in every:
         found, size = kernel_rows._of_kind(rows, n)
         exact = exact_strategy(rows)
@@ -540,8 +541,6 @@ def test_bands_and_columns_of_each_kind() -> None:
         np.testing.assert_array_equal(found.compact_columns(1)[:, 0], np.diag(matrix))
     largest = kernel_rows._largest_column(matrix), kernel_rows._largest_column_of_bands(bands)
     assert largest == pytest.approx([np.hypot(2.0, 7.0)] * 2)
-    thousands = banded_rows(np.full((2, 1), 1e3))
-    np.testing.assert_array_equal(dense(strategy_of(thousands, 2)), 1e3 * np.eye(2))
     left = np.array([[5.0], [4.0]])
     np.testing.assert_array_equal(WindowNoise(2, np.ones((1, 2)), left, left).diagonal, [1.0, 1.0])
 
@@ -771,28 +770,18 @@ def test_state_vectors_are_largest_after_any_round() -> None:
         assert StateSpaceNoise(phases, ones, *weights).row_norms()[1] == pytest.approx(4.0)
 
 
-@pytest.mark.parametrize("kind", ["states", "window"])
 @pytest.mark.parametrize("seed", range(12))
-def test_norms_are_no_less_than_in_fractions_where_sums_cancel(kind: str, seed: int) -> None:
+def test_norms_are_no_less_than_in_fractions_where_sums_cancel(seed: int) -> None:
     """32 bits hold rows of these norms: less of them and the noise would wrap."""
     large = float(np.random.default_rng(seed).uniform(0.5e8, 2e8))
-    pair, n = np.array([large, large + 1.3]), 4
-    rows: NoiseRecursion
-    if kind == "states":
-        # The third state vector is the row before.
-        outputs, feedbacks = np.array([[1.0, -1.0, 0.0]]), np.append(pair, 1.0)[np.newaxis]
-        sources = np.arange(3)[np.newaxis]
-        weights = outputs, sources, np.zeros((1, 3)), feedbacks
-        rows = StateSpaceNoise(np.zeros(n, np.int64), np.ones(1), *weights)
-    else:
-        left = np.tile(pair * [1.0, -1.0], (n, 1))
-        rows = WindowNoise(n, np.ones((1, 2)), left, np.ones((n, 2)))
-    with mock.patch.object(kernel_rows, "_FEWEST_ROWS", 1):
-        found, most = rows.row_norms()
-    squares = [sum(row**2) for row in _solved(exact_strategy(rows))]
-    assert all(number**2 >= each * (1 - 1e-12) for number, each in zip(found, squares, strict=True))
-    if kind == "states":
-        assert most[2] >= np.max(found[:-1]) * (1.0 - 1e-12)
+    weights = np.array([[0, 1]]), np.zeros((1, 2)), np.array([[large, large + 1.3]])
+    rows = StateSpaceNoise(np.zeros(4, np.int64), np.ones(1), np.array([[1.0, -1.0]]), *weights)
+    left = np.tile(weights[2] * [1.0, -1.0], (4, 1))
+    for each in (rows, WindowNoise(4, np.ones((1, 2)), left, np.ones((4, 2)))):
+        with mock.patch.object(kernel_rows, "_FEWEST_ROWS", 1):
+            found, _ = each.row_norms()
+        squares = [sum(row**2) for row in _solved(exact_strategy(each))]
+        assert all(np.square(found) >= np.array(squares, np.float64) * (1.0 - 1e-12))
 
 
 def test_columns_of_scaled_matrices() -> None:
@@ -809,13 +798,8 @@ def test_scaled_rows_take_toeplitz_rows_and_positive_scales_alone() -> None:
     inner, ones = BandedNoise(3, np.array([[2.0, 1.0]])), np.ones(3)
     assert ScaledNoise(inner, ones, ones).num_rounds == 3
     changing = BandedNoise(3, np.array([[2.0, 0.0], [1.0, 1.0], [3.0, 1.0]]))
-    one = np.ones((2, 1))
-    states = StateSpaceNoise(
-        np.array([0, 1, 1]), np.ones(2), one, np.zeros((2, 1), np.int64), one, one
-    )
-    for each in (changing, states):
-        with refuses("inner", "Toeplitz"):
-            ScaledNoise(each, ones, ones)
+    with refuses("inner", "Toeplitz"):
+        ScaledNoise(changing, ones, ones)
     with refuses("inner", "scales", error=TypeError):
         ScaledNoise(ScaledNoise(inner, ones, ones), ones, ones)
     for name in ("scales", "row_scales"):
