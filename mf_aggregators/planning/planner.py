@@ -213,6 +213,8 @@ def make(
                 infeasible[name] = f"has no guarantee: {str(error).rstrip('.')}"
             except _InfeasibleError as error:
                 infeasible[name] = str(error)
+            except MemoryError:
+                infeasible[name] = "needs more memory than there is for its guarantee"
     if not candidates and skipped:
         name, reason = next(iter(skipped.items()))
         raise ValueError(

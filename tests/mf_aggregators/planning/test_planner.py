@@ -33,6 +33,7 @@ from mf_aggregators.atomic_files import CacheWarning
 from mf_aggregators.catalogue import Variant
 from mf_aggregators.kernel import certificate as certificates
 from mf_aggregators.kernel.certificate import Certificate
+from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import (
     BallsInBins,
     FixedEpochOrder,
@@ -278,6 +279,24 @@ def test_bands_that_a_scheme_refuses_are_infeasible(
     plan = planning.make(setting, cache_directory=cache, mechanisms=["identity", "banded"])
     assert [each.name for each in plan.candidates] == ["identity"]
     assert set(plan.infeasible.values()) == {"poisson: only one band is proved"}
+
+
+def test_a_guarantee_without_memory_is_infeasible(
+    cache: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of 200,000 bins, whose products take 300 GB: the other mechanisms are compared."""
+    guarantee = Mechanism.guarantee
+
+    def limited(mechanism: Mechanism, *arguments: Any, **options: Any) -> Any:
+        if mechanism.factorization.mechanism == "banded":
+            raise MemoryError
+        return guarantee(mechanism, *arguments, **options)
+
+    monkeypatch.setattr(Mechanism, "guarantee", limited)
+    plan = planning.make(TIMERS, cache_directory=cache, mechanisms=["identity", "banded"])
+    assert {each.kind for each in plan.candidates} == {"identity"}
+    assert all("more memory" in reason for reason in plan.infeasible.values())
+    assert plan.infeasible
 
 
 def test_returning_clients_of_a_fixed_order(cache: pathlib.Path) -> None:
