@@ -286,7 +286,8 @@ class NoiseSplit:
         sigma = numbers.positive_number(clipped_count_stddev, "clipped_count_stddev")
         if z == 0.0:
             return cls(0.0, 0.0, 1.0, math.hypot(1.0, INDICATOR_WITHIN))
-        left = 1.0 - (z / (2.0 * sigma)) ** 2
+        share = z / (2.0 * sigma)
+        left = 1.0 - share * share
         # With a smaller rest, rounding errors would dominate the noise of the updates.
         if left < 1e-6:
             raise ValueError(

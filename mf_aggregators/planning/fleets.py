@@ -140,6 +140,8 @@ class Fleet:
             raise ValueError(f"dropout must be at least 0 and below 1, found {self.dropout}.")
         if self.over_selection is not None and not 1.0 <= self.over_selection < math.inf:
             raise ValueError(f"over_selection must be at least 1, found {self.over_selection}.")
+        if (self.over_selection or 1.0) * self.clients_per_round > _MOST_DEVICES:
+            raise ValueError(f"a round selects at most {_MOST_DEVICES} devices here.")
         if not 0.0 < self.returning <= 1.0:
             raise ValueError(f"returning must be above 0 and at most 1, found {self.returning}.")
         for name in ("spread", "persistence", "interruptions"):
@@ -233,7 +235,7 @@ class Fleet:
           (number,) float64: minutes.
         """
         minutes = numbers.positive_number(self.round_minutes, "round_minutes") * (1.0 + slower)
-        a_day = max(1, math.floor(60.0 * self.peak_hours / minutes + 1e-9))
+        a_day = max(1, math.floor(min(60.0 * self.peak_hours / minutes + 1e-9, 1e15)))
         index = np.arange(number)
         if self.peak_hours == 24.0:
             starts: FloatArray = minutes * index

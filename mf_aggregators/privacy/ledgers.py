@@ -325,7 +325,8 @@ def load(path: str | os.PathLike[str], num_rounds: int = 0) -> Ledger:
         return Ledger(tuple(numbers_of), of_clients, num_rounds)
 
     with contextlib.suppress(OSError, ValueError):
-        return found(_plain_fields(path.read_bytes()))
+        # A pipe can be read once only.
+        return found(_plain_fields(path.read_bytes() if path.is_file() else b""))
     # Lines have other forms or errors: they are read one by one, to name the first wrong line.
     _read_lines(path, add, _HEADINGS, "a client and a round, separated by one comma", 2)
     return found(fields)

@@ -135,8 +135,10 @@ def check_states(query: Any, name: str, specs: Any) -> None:
     """
     outside, inside = copy.copy(query), _Inside(getattr(query, name))
     setattr(outside, name, inside)
-    numbers = [tf.constant(each) for each in np.random.default_rng().integers(1, 2**30, 2)]
-    sample = SampleState(tf.nest.map_structure(lambda _: numbers[0], specs), *numbers)
+    generator = np.random.default_rng()
+    numbers = [tf.constant(each) for each in generator.integers(1, 2**30, 2)]
+    sums = tf.nest.map_structure(lambda _: tf.constant(generator.integers(-(2**30), 2**30)), specs)
+    sample = SampleState(sums, *numbers)
     _, after, *_ = outside.get_noised_result(sample, outside.initial_global_state())
     found = *inside.given, *processes.states_in(after)
     expected = sample, inside.before, inside.after
@@ -152,7 +154,8 @@ def _check_starts(query: MatrixFactorizationSumQuery) -> None:
         state = query.initial_global_state()
         return state.seed, state.stream
 
-    one, other = (np.concatenate(started()) for _ in range(2))
+    start = started.get_concrete_function()
+    one, other = (np.concatenate(start()) for _ in range(2))
     if np.any(one == other):
         raise NotProved("two runs of one TensorFlow graph have the same seed or stream of noise.")
 
