@@ -539,10 +539,12 @@ def test_bands_and_columns_of_each_kind() -> None:
         assert found.num_bands == 2
         np.testing.assert_array_equal(found.columns((0, 1, 2, 3)), matrix)
         np.testing.assert_array_equal(found.compact_columns(1)[:, 0], np.diag(matrix))
-    largest = kernel_rows._largest_column(matrix), kernel_rows._largest_column_of_bands(bands)
-    assert largest == pytest.approx([np.hypot(2.0, 7.0)] * 2)
-    left = np.array([[5.0], [4.0]])
-    np.testing.assert_array_equal(WindowNoise(2, np.ones((1, 2)), left, left).diagonal, [1.0, 1.0])
+    assert kernel_rows._largest_column(matrix) == np.hypot(2.0, 7.0)
+    assert kernel_rows._largest_column_of_bands(bands) == np.hypot(2.0, 7.0)
+    for width in (2, 3):
+        window = WindowNoise(3, np.ones((1, width)), *np.array([[[5.0], [4.0], [3.0]]] * 2))
+        truth = random_recursions.by_definition(window, np.eye(3))[0]
+        np.testing.assert_array_equal(noise_rows.dense(window), truth)
 
 
 def test_kinds_give_their_own_data() -> None:
