@@ -292,7 +292,7 @@ def verify(path: str) -> tuple[dict[str, Any], str]:
     """
     file, document = pathlib.Path(path), statement_file.read(_data_of(path))
     folder = file.parent
-    differing, notes = Evidence.differences(document, folder), []
+    differing, notes = stated_runs.differences(document, folder), []
     if not differing:
         statement, differing = _made_again(document, folder)
         statement = dataclasses.replace(statement, date=document["date"])
@@ -347,7 +347,7 @@ def _statement(values: flags.FlagValues, report: Report, folder: pathlib.Path) -
     statement = observed.completed(planned)
     if others is not None:
         statement = others.in_statement(statement)
-    files = Evidence.hashed(_files(values, others), folder, own_seed)
+    files = stated_runs.hashed(_files(values, others), folder, own_seed)
     given, counts = _flags_of(values, folder), "the counts of the server"
     evidence, today = Evidence(*files, flags=given, counts=counts), statements.today()
     stated = tuple(each for each in report.units.values() if each is not None)
@@ -400,7 +400,7 @@ def _flags_of(values: flags.FlagValues, folder: pathlib.Path) -> dict[str, Any]:
         if name in _OF_OUTPUT or not is_given or value in (None, []):
             continue
         if name == _OTHERS:
-            value = stated_runs.Others.directories(value) or [value]
+            value = stated_runs.directories_of(value) or [value]
         if isinstance(value, list):
             found[name] = [os.path.relpath(each, folder) for each in value]
         else:

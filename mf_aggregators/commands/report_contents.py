@@ -69,11 +69,8 @@ class _Subject:
         schema = mechanism_flags.participation(values)
         noise = mechanism_flags.noise_multiplier(values)
         saved = mechanism_flags.saved_mechanism(values.checkpoint)
-        own = (
-            Participation.from_dict(made_for["participation"])
-            if saved is None
-            else saved.noise_reference
-        )
+        own = None if saved is None else saved.noise_reference
+        own = own or Participation.from_dict(made_for["participation"])
         is_saved = saved is not None and schema is None and noise is None
         if (values.ledger or values.round_times) is not None:
             check_choice(

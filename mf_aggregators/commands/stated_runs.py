@@ -6,6 +6,8 @@ directory, and both the run and a verifier make it with the functions of this mo
 
 import contextlib
 import dataclasses
+import hashlib
+import hmac
 import inspect
 import os
 import pathlib
@@ -45,8 +47,11 @@ _ATTRIBUTES: Mapping[str, type] = {
 # the ledger, and the number of rounds before it.
 REFUSED = "refused_by_rule"
 # Further files of a run directory.
+_SEED_FILE = "checkpoints/sampling_seed.json"
 _METRICS_FILE, _MODEL_FILE, _AUDIT = "metrics.csv", "final_model.npz", "audit"
 _NOISE = "noise"
+# Large files are read in pieces of this size.
+_BYTES_AT_ONCE = 1 << 20
 _RECORDED = "recorded by the command that trains"
 # The value of --clip_norm for an adaptive clip norm.
 ADAPTIVE = "adaptive"
@@ -123,7 +128,7 @@ class Others:
         if text is None:
             return None
         if not text.endswith(".json"):
-            paths = cls.directories(text)
+            paths = directories_of(text)
             names = [os.path.relpath(each, folder) for each in paths]
             events = cls.events_of(paths, delta, own_seed)
             files = tuple(file for each in paths for file in files_of(each))
@@ -141,26 +146,6 @@ class Others:
         return cls(by_name, (path, *stated), os.path.relpath(path, folder))
 
     @staticmethod
-    def directories(text: str | None) -> list[pathlib.Path]:
-        """Returns the directories that --other_runs names; none if it names a .json file.
-
-        Args:
-          text: The value of the flag; None if it was not given.
-
-        Raises:
-          CommandError: If a directory is named twice, or a name is empty.
-        """
-        if text is None or text.endswith(".json"):
-            return []
-        with naming("other_runs"):
-            paths = [resolved_path(each.strip()) for each in text.split(",")]
-        # Two paths may lead to the same directory through a link.
-        real, absolute = set(map(os.path.realpath, paths)), set(map(os.path.abspath, paths))
-        is_once = min(len(real), len(absolute)) == len(paths)
-        check_choice(is_once, f"--other_runs={text} names a directory twice: once each.")
-        return list(map(pathlib.Path, paths))
-
-    @staticmethod
     def events_of(
         directories: Sequence[pathlib.Path], delta: float, own_seed: pathlib.Path | None = None
     ) -> list[dp_event.DpEvent]:
@@ -176,7 +161,7 @@ class Others:
           CommandError: If a directory cannot be read, or two samplers have the same seed: their
             runs drew the same clients, so their amplified guarantees do not compose.
         """
-        _check_seeds([own_seed, *(each / ledgers.SEED_OF_RUN for each in directories)])
+        _check_seeds([own_seed, *(each / _SEED_FILE for each in directories)])
         return [_event_of(each, delta) for each in directories]
 
     def in_statement(self, statement: Statement) -> Statement:
@@ -278,12 +263,109 @@ def _event(
     return EpsilonDeltaDpEvent(epsilon, delta), next(iter(keys), None)
 
 
+def directories_of(text: str | None) -> list[pathlib.Path]:
+    """Returns the directories that --other_runs names; none if it names a .json file.
+
+    Args:
+      text: The value of the flag; None if it was not given.
+
+    Raises:
+      CommandError: If a directory is named twice, or a name is empty.
+    """
+    if text is None or text.endswith(".json"):
+        return []
+    with naming("other_runs"):
+        paths = [resolved_path(each.strip()) for each in text.split(",")]
+    # Two paths may lead to the same directory through a link.
+    distinct = min(len(set(map(os.path.realpath, paths))), len(set(map(os.path.abspath, paths))))
+    check_choice(distinct == len(paths), f"--other_runs={text} names a directory twice: once each.")
+    return list(map(pathlib.Path, paths))
+
+
 def files_of(directory: pathlib.Path) -> list[pathlib.Path]:
     """Returns the files on which a run's guarantee depends, or those of a checkpoint."""
     matrix = directory / RUN_CHECKPOINT if checkpoints.is_run(directory) else directory
     names = (STATEMENT_FILE, CONFIG_FILE, ledgers.FILE_OF_RUN)
     beside = [directory / name for name in names]
     return [file for file in [*sorted(matrix.glob("*")), *beside] if file.is_file()]
+
+
+def hashed(
+    files: Iterable[pathlib.Path], folder: pathlib.Path, own_seed: pathlib.Path | None
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Returns ``files`` and ``key_files`` of ``statements.Evidence``.
+
+    A ledger of drawn clients gets a keyed hash (HMAC-SHA-256), because with a plain SHA-256 every
+    reader could confirm a guess of the draws. The key is the file with the sampler's seed: that of
+    the stated run or, if it has none, that of the ledger's run. If both files are gone, the ledger
+    is left out. Copies of these files with other names are left out as well.
+
+    Args:
+      files: The files. The hash of a directory covers the names and hashes of the files in it.
+      folder: The statement's folder, to which names are relative.
+      own_seed: The file with the sampler's seed of the stated run; None if it has none.
+
+    Raises:
+      OSError: If one cannot be read.
+    """
+    files = list(dict.fromkeys(files))
+    keys = {
+        file: file.parent / _SEED_FILE if own_seed is None else own_seed
+        for file in files
+        if ledgers.is_of_drawn_clients(file)
+    }
+    secrets = {_hash(each) for pair in keys.items() for each in pair if each.is_file()}
+    found: dict[str, str] = {}
+    key_files: dict[str, str] = {}
+    for file in files:
+        name = os.path.relpath(file, folder)
+        if file in keys and keys[file].is_file():
+            found[name] = _hash(file, keys[file].read_bytes())
+            key_files[name] = os.path.relpath(keys[file], folder)
+        elif not secrets or _hash(file) not in secrets:
+            found[name] = _hash(file)
+    return found, key_files
+
+
+def differences(document: Mapping[str, Any], folder: pathlib.Path) -> list[str]:
+    """Returns sentences that name missing or changed files of a statement.
+
+    Args:
+      document: The statement.
+      folder: Its folder.
+
+    Raises:
+      OSError: If one cannot be read.
+    """
+    found = []
+    for name, digest in document["files"].items():
+        key_file = document["key_files"].get(name)
+        missing = [each for each in (key_file, name) if each and not _is_kept(folder / each)]
+        key = None if key_file is None or missing else (folder / key_file).read_bytes()
+        if missing:
+            found.append(f"{missing[0]} is not there.")
+        elif _hash(folder / name, key) != digest:
+            kind = "SHA-256" if key is None else "HMAC"
+            found.append(f"{name} is another file: its {kind} is not the one that is stated.")
+    return found
+
+
+def _is_kept(path: pathlib.Path) -> bool:
+    """Whether a path is a file or a directory (reading a pipe or a device may never end)."""
+    return path.is_file() or path.is_dir()
+
+
+def _hash(path: pathlib.Path, key: bytes | None = None) -> str:
+    if path.is_dir():
+        files = (
+            f"{each.name} {_hash(each)}\n" for each in sorted(path.iterdir()) if _is_kept(each)
+        )
+        return hashlib.sha256("".join(files).encode()).hexdigest()
+    found: Any = hashlib.sha256() if key is None else hmac.new(key, digestmod=hashlib.sha256)
+    with path.open("rb") as file:
+        while piece := file.read(_BYTES_AT_ONCE):
+            found.update(piece)
+    return str(found.hexdigest())
 
 
 def _event_of(directory: pathlib.Path, delta: float) -> dp_event.DpEvent:
@@ -467,9 +549,7 @@ def with_evidence(
         names.append(_AUDIT)
     files = [*sorted((folder / RUN_CHECKPOINT).glob("*")), *(folder / name for name in names)]
     kept = [*(file for file in files if file.exists()), *(others.files if others else ())]
-    found = Evidence.hashed(
-        kept, folder, None if of_run.sampling is None else folder / ledgers.SEED_OF_RUN
-    )
+    found = hashed(kept, folder, None if of_run.sampling is None else folder / _SEED_FILE)
     if (folder / _NOISE).exists():
         recorded = {}
         # A record of other noise is ignored.
@@ -529,7 +609,7 @@ def made_again(folder: pathlib.Path, document: Mapping[str, Any]) -> tuple[State
     if named is not None:
         names = [named["file"]] if named["file"] else named["names"]
         text = ",".join(str(folder / name) for name in names)
-        others = Others.named(text, folder, statement.plan.delta, folder / ledgers.SEED_OF_RUN)
+        others = Others.named(text, folder, statement.plan.delta, folder / _SEED_FILE)
     noise = document["noise"]
     sums = {"num_sums": noise["recorded_sums"], "record_sha256": noise["record_sha256"]}
     return with_evidence(statement, folder, of_run, others, sums), contradictions
@@ -588,8 +668,8 @@ def _observed(folder: pathlib.Path, of_run: Mechanism) -> Observed:
     if of_run.sampling is not None:
         # A test run with a fixed seed has the seed in its configuration.
         seed = _json_of(folder / CONFIG_FILE)["flags"]["seed"]
-        if (folder / ledgers.SEED_OF_RUN).exists():
-            seed = random_streams.load_seed(folder / ledgers.SEED_OF_RUN)
+        if (folder / _SEED_FILE).exists():
+            seed = random_streams.load_seed(folder / _SEED_FILE)
     return of_run.observed(ledger, round_counts=round_counts(folder, ledger), sampling_seed=seed)
 
 

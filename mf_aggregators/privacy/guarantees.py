@@ -275,20 +275,11 @@ class LeastProtected:
         Raises:
           LedgerError: If a client of the ledger belongs to no person.
         """
+        rounds_of = dict(zip(ledger.client_ids, ledger.rounds_of_clients, strict=True))
+        basis, num_rounds = Basis.LEDGER, ledger.num_rounds
         if people is not None:
-            of_people = _rounds_of_people(ledger, people)
-            return cls._of_rounds(plan, of_people, ledger.num_rounds, Basis.PEOPLE)
-        of_clients = dict(zip(ledger.client_ids, ledger.rounds_of_clients, strict=True))
-        return cls._of_rounds(plan, of_clients, ledger.num_rounds, Basis.LEDGER)
-
-    @classmethod
-    def _of_rounds(
-        cls, plan: Guarantee, rounds_of: Mapping[str, IntArray], num_rounds: int, basis: Basis
-    ) -> "LeastProtected | None":
-        """The client or person with the largest sensitivity, the first one if several have it.
-
-        The rounds of a person are sorted, and a round is repeated for each client in it.
-        """
+            # Rounds of a person are sorted, and a round is repeated for each client in it.
+            rounds_of, basis = _rounds_of_people(ledger, people), Basis.PEOPLE
         by_count: dict[int, list[str]] = {}
         for name, rounds in rounds_of.items():
             if len(rounds):

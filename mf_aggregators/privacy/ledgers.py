@@ -42,8 +42,8 @@ from mf_aggregators.kernel.ledger import ObservedParticipation, TimedRounds
 from mf_aggregators.kernel.numbers import Error, IntArray
 from mf_aggregators.participation import SamplingScheme
 
-# The names of the ledger and of its sampler's seed in the directory of a training run.
-FILE_OF_RUN, SEED_OF_RUN = "participation.npz", "checkpoints/sampling_seed.json"
+# The name of the ledger in the directory of a training run.
+FILE_OF_RUN = "participation.npz"
 # A text file may begin with a heading: one of these, a comma, and one of the words for rounds.
 _HEADINGS_OF_CLIENTS = ("client", "client_id", "user", "user_id", "device", "device_id")
 _HEADINGS = {*itertools.product(_HEADINGS_OF_CLIENTS, ("round", "round_index"))}

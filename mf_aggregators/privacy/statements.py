@@ -8,12 +8,9 @@ Ponomareva et al. (2023), Sec. 5.3.
 import dataclasses
 import datetime
 import functools
-import hashlib
-import hmac
 import importlib.metadata
 import math
 import os
-import pathlib
 import platform
 import re
 from collections.abc import Iterable, Mapping
@@ -32,7 +29,7 @@ from mf_aggregators.kernel.sensitivity import Unit
 from mf_aggregators.noise import places
 from mf_aggregators.noise.places import RecordError, ReleasedSums
 from mf_aggregators.participation import Participation, SingleParticipation
-from mf_aggregators.privacy import guarantees, ledgers, statement_file
+from mf_aggregators.privacy import guarantees, statement_file
 from mf_aggregators.privacy.guarantees import LeastProtected, StoppingRule
 from mf_aggregators.privacy.ledgers import GivenLedger, Ledger, RoundTimes
 from mf_aggregators.privacy.statement_file import FORMAT, NOT_STATED
@@ -59,8 +56,6 @@ _EXPONENT_OF_DELTA = -1.1
 _BY_AGGREGATOR = "read from the aggregator"
 # A mechanism's name without vowels is an abbreviation, and is printed in capitals.
 _VOWELS = frozenset("aeiouy")
-# Large files are read in pieces of this size.
-_BYTES_AT_ONCE = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -216,66 +211,6 @@ class Evidence:
           ValueError: If the directory has the records of several runs.
         """
         return _evidence_of(_recorded_sums(mechanism, directory))
-
-    @staticmethod
-    def hashed(
-        files: Iterable[pathlib.Path], folder: pathlib.Path, own_seed: pathlib.Path | None
-    ) -> tuple[dict[str, str], dict[str, str]]:
-        """Returns the attributes ``files`` and ``key_files``.
-
-        A ledger of drawn clients gets a keyed hash (HMAC-SHA-256), because with a plain SHA-256
-        every reader could confirm a guess of the draws. The key is the file with the sampler's
-        seed: that of the stated run or, if it has none, that of the ledger's run. If both files are
-        gone, the ledger is left out. Copies of these files with other names are left out as well.
-
-        Args:
-          files: The files. The hash of a directory covers the names and hashes of the files in it.
-          folder: The statement's folder, to which names are relative.
-          own_seed: The file with the sampler's seed of the stated run; None if it has none.
-
-        Raises:
-          OSError: If one cannot be read.
-        """
-        files = list(dict.fromkeys(files))
-        keys = {
-            file: file.parent / ledgers.SEED_OF_RUN if own_seed is None else own_seed
-            for file in files
-            if ledgers.is_of_drawn_clients(file)
-        }
-        secrets = {_hash(each) for pair in keys.items() for each in pair if each.is_file()}
-        found: dict[str, str] = {}
-        key_files: dict[str, str] = {}
-        for file in files:
-            name = os.path.relpath(file, folder)
-            if file in keys and keys[file].is_file():
-                found[name] = _hash(file, keys[file].read_bytes())
-                key_files[name] = os.path.relpath(keys[file], folder)
-            elif not secrets or _hash(file) not in secrets:
-                found[name] = _hash(file)
-        return found, key_files
-
-    @staticmethod
-    def differences(document: Mapping[str, Any], folder: pathlib.Path) -> list[str]:
-        """Returns sentences that name missing or changed files of a statement.
-
-        Args:
-          document: The statement.
-          folder: Its folder.
-
-        Raises:
-          OSError: If one cannot be read.
-        """
-        found = []
-        for name, digest in document["files"].items():
-            key_file = document["key_files"].get(name)
-            missing = [each for each in (key_file, name) if each and not _is_kept(folder / each)]
-            key = None if key_file is None or missing else (folder / key_file).read_bytes()
-            if missing:
-                found.append(f"{missing[0]} is not there.")
-            elif _hash(folder / name, key) != digest:
-                kind = "SHA-256" if key is None else "HMAC"
-                found.append(f"{name} is another file: its {kind} is not the one that is stated.")
-        return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -887,24 +822,6 @@ def name_of(mechanism: "Mechanism") -> str:
     words = mechanism.factorization.mechanism.replace("_", " ")
     name = f"{words[0].upper()}{words[1:]}" if _VOWELS.intersection(words) else words.upper()
     return f"{name} matrix factorization for {mechanism.num_rounds} rounds"
-
-
-def _is_kept(path: pathlib.Path) -> bool:
-    """Whether a path is a file or a directory (reading a pipe or a device may never end)."""
-    return path.is_file() or path.is_dir()
-
-
-def _hash(path: pathlib.Path, key: bytes | None = None) -> str:
-    if path.is_dir():
-        files = (
-            f"{each.name} {_hash(each)}\n" for each in sorted(path.iterdir()) if _is_kept(each)
-        )
-        return hashlib.sha256("".join(files).encode()).hexdigest()
-    found: Any = hashlib.sha256() if key is None else hmac.new(key, digestmod=hashlib.sha256)
-    with path.open("rb") as file:
-        while piece := file.read(_BYTES_AT_ONCE):
-            found.update(piece)
-    return str(found.hexdigest())
 
 
 def _recorded_sums(

@@ -300,7 +300,7 @@ def _check_behaviour(config: RunConfig, behaviour: DeviceBehaviour) -> None:
 
 def _check_other_runs(config: RunConfig, directory: RunDirectory) -> None:
     """Checks, before hours of training, that the guarantees of --other_runs can be composed."""
-    for other in stated_runs.Others.directories(config.other_runs):
+    for other in stated_runs.directories_of(config.other_runs):
         command_line.check_choice(
             os.path.realpath(other) != os.path.realpath(directory.path),
             f"--other_runs={other} is the run itself: name the others alone.",
