@@ -88,8 +88,8 @@ _REFUSED, _LEAST_EPSILON = 1e3, 1e-300
 _ROUNDING = 1e-14
 # A factor that moves the smallest noise multiplier into the range of accounting.
 _JUST_ABOVE = 1.0 + 1e-12
-# Upper bounds on the rounding errors of the normal distribution function, its inverse and
-# exponentials: relative to the rate, and absolute.
+# Upper bounds on the rounding errors of a bound on a true positive rate: relative to the rate, and
+# absolute.
 _ROUNDING_OF_RATE = 1e-12
 _ABSOLUTE_ROUNDING = 1e-15
 # The number of epsilons on the curve of a run that draws from groups, up to a tiny delta.

@@ -92,7 +92,8 @@ _ROUNDING_OF_CELLS = 1e-8
 # or no cells fit; and the fewest and the most cells for more rounds.
 _MOST_SINGLE_ROUNDS, _MOST_ROUNDS_WITHOUT_RETURN = 64, 160
 _FEWEST_CELLS, _MOST_CELLS = 24, 44
-# The number of polynomials on each cell, in the search for a chain and in the final bound.
+# The number of polynomials on each cell, in the search for the Markov chain of participations and
+# in the final bound for many rounds.
 _MODES_OF_SEARCH, _MODES = 3, 10
 # The most rounds of a cell for which the local norm is computed directly; the number of smaller
 # cells that a larger cell is divided into; and the polynomials on each smaller cell.

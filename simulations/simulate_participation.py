@@ -363,7 +363,7 @@ def suggested_schema(
     """
     least = min(separations)
     spread = max(separations) - least
-    # Rounding may make 0.9 * 10 less than 9: a separation that is one round smaller is safe.
+    # Rounding may make (1 - 0.3) * 90 less than 63: a separation that is one round smaller is safe.
     separation = max(1, min(math.floor((1.0 - margin) * least), least - spread, shown))
     fitting = MinSeparation(separation).most_participations(num_rounds)
     if not counts:

@@ -121,8 +121,8 @@ _STEPS_OF_FIRST_TURN, _FEWEST_STEPS, _MOST_STEPS = 15, 3, 6
 # the target. With fewer steps errors of rounds would swing, and the certificate needs a matrix that
 # is nearly the best for its weights.
 _MOST_STEPS_NEARBY, _NEARBY = 20, 1.1
-# A turn ends when the expected decrease of a step is below the first number, relative to the error
-# of the weights; the first turn ends at the second number.
+# A turn ends when the expected relative decrease of a step is below this share of the distance of
+# the weights from their optimum (``off_by``); the first turn ends at the second number.
 _SHARE_OF_STEP, _STEP_OF_FIRST_TURN = 0.05, 1e-4
 # Turns are late after this share of the evaluations. Then their exponent c and their most steps are
 # these, and weights get this share of their mean, relative to the gap that is to be certified.

@@ -976,7 +976,8 @@ def _inverse_square_root(least: float, largest: float) -> tuple[FloatArray, Floa
             "the bounds must be positive, finite and by at most a factor of "
             f"{_LARGEST_CONDITION_OF_ROOTS:g} apart, found {least} and {largest}."
         )
-    # The ratio is limited, because equal bounds would make the period infinite.
+    # With equal bounds, a quarter period of the elliptic functions (``ellipk(1)``) is infinite. A
+    # smaller ratio fits a wider range.
     ratio = min(least / largest, 0.5)
     points = np.geomspace(least, largest, _POINTS)
     quarter, dual_quarter = scipy.special.ellipkm1(ratio), scipy.special.ellipk(ratio)

@@ -344,7 +344,8 @@ class _FreeRows:
         entries, scales, divisors = self._scaled(free, share)
         slope = np.where(self._is_free, slope, 0.0)
         along = linear_algebra.column_sums(entries * slope) / divisors
-        # From the derivatives of 1 / |v| (new columns) and of 1 / sqrt(1 + |v|^2) (old columns).
+        # Columns of new rounds are scaled by 1 / |v| and those of released rounds by 1 / sqrt(1 +
+        # |v|^2), for their free entries v: these are the derivatives of both factors.
         slope -= entries * linear_algebra.spread_columns(along, self.shape[1])
         slope *= linear_algebra.spread_columns(scales, self.shape[1])
         return np.asarray(slope[self._is_free])

@@ -191,7 +191,7 @@ def _number(value: float, step: float) -> _Grid:
 
 
 def _sum_of(one: _Grid, count: int) -> _Grid:
-    """The distribution of the sum of independent numbers of one distribution, by doubling."""
+    """A distribution that dominates the sum of independent numbers of one distribution."""
     if count == 1:
         return one
     half = _sum_of(one, count // 2)

@@ -136,9 +136,8 @@ _Divergences: TypeAlias = tuple[FloatArray, FloatArray]
 # The largest noise multiplier at which amplification is computed: with more noise, an adversary can
 # only guess, with or without sampling.
 _MOST_AMPLIFIED = 1e8
-# The number of steps of Z, at least, that accounting charges for how far roundings may move one
-# number of a row. The exact number is 1 plus twice the floating-point error, times the largest row
-# sum of |C| where rows follow from earlier rows of Z.
+# The fewest steps of Z that accounting charges for how far roundings may move one number of a row.
+# The bound itself is ``IntegerRows.largest_rounding``.
 LARGEST_ROUNDING = 4.0
 # Upper bound on the floating-point error of a norm, relative to the norm.
 _ROUNDING_OF_NORMS = 1e-9

@@ -488,7 +488,7 @@ class _TuningSamples:
         return self._sampler.largest_term(epsilon)
 
     def _with_largest(self, epsilon: float) -> FloatArray:
-        """The terms with added largest terms, which raise the mean by at least a standard error."""
+        """The terms with added largest terms, which raise the mean by about a standard error."""
         largest, values = self.largest(epsilon), self._sampler.terms(self._losses, epsilon)
         error = float(np.std(values)) * math.sqrt(len(values))
         return np.append(values, np.full(1 + int(error / largest), largest))

@@ -567,7 +567,7 @@ class _Fleets:
 
 
 def largest(low: int, high: int, holds: Callable[[int], bool]) -> int:
-    """Returns the largest number of a range for which a test holds, within 2 %, or 0.
+    """Returns the largest number that passes a test, to within 1/64 of a range; 0 if none passes.
 
     Args:
       low: The least number to try.
