@@ -23,8 +23,7 @@ from typing import Any
 
 import numpy as np
 
-# Samples of a batch and in all. For the integers that stand for Z (section 6): how many, their
-# deviation, tail and largest shift.
+# Samples of a batch and in all. Integers for Z (section 6): number, deviation, tail, largest shift.
 BATCH, MOST, GOAL = 2**13, 2**27, math.log(1e6)
 NUMBERS, DEVIATION, TAIL, LARGEST_SHIFT = 2.0**40, 2147484672.0, 9.09086972e-28, 5.0
 
@@ -46,8 +45,7 @@ def strategy_matrix(path: pathlib.Path) -> tuple[Any, bool]:
     decays = zip(arrays.get("buffer_decays", ()), arrays.get("inverse_decays", ()), strict=True)
     blt: list[Any] = [([1.0, -zero], [1.0, -pole]) for pole, zero in decays]
     others = {"identity": blt, "toeplitz": [(column, [1])], "banded_inverse": [([1], column)]}
-    # The generating function of C's first column is the fraction above / below.
-    for above, below in blt or others[kind]:
+    for above, below in blt or others[kind]:  # Generating functions of C's columns: above / below.
         first = np.convolve(first, above)[:n]
         for t in range(n):
             past = first[max(t - len(below) + 1, 0) : t][::-1]
@@ -82,8 +80,7 @@ def coins(columns: Any, b: int, p: float, rng: np.random.Generator) -> tuple[Any
 
     def loss(exponents: Any) -> Any:
         logs = np.zeros((n + b, BATCH))
-        # The rounds of S are b or more apart, so that their columns are orthogonal.
-        for t in reversed(range(n)):
+        for t in reversed(range(n)):  # Columns of rounds b or more apart are orthogonal.
             logs[t] = np.logaddexp(stay + logs[t + 1], math.log(p) + exponents[t] + logs[t + b])
         return np.logaddexp.reduce(np.log(first)[:, None] + logs[:b])
 
@@ -134,8 +131,7 @@ def is_gaussian(c: Any, claim: dict[str, Any]) -> bool:
     if np.any(np.triu(c, 1)) or not np.all(np.diag(c)) or min(b, k) < 1:
         raise ValueError("C must be lower triangular and invertible, and timers at least 1")
     norm = largest_norm(c, min(b, n), min(k, -(-n // b)))
-    # Statements round the sensitivity up, so that ours may be smaller.
-    size = min(norm, float(claim.get("sensitivity", norm)))
+    size = min(norm, float(claim.get("sensitivity", norm)))  # Statements round sensitivities up.
     shift = norm / (claim.get("sigma") or claim["noise_multiplier"] * size)
     above, below = (math.erfc((eps / shift + sign * shift / 2) / 2**0.5) / 2 for sign in (-1, 1))
     print(f"sensitivity over sigma at most {shift:.9g}: delta {above - math.exp(eps) * below:.6g}")
