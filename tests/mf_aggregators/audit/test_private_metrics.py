@@ -27,6 +27,10 @@ _METRICS = PrivateMetrics(
 _ROUNDS = (0, 2)
 
 
+def _not_constant(part: tf.Tensor) -> tf.Tensor:
+    return tf.raw_ops.PlaceholderWithDefault(input=part, shape=part.shape)
+
+
 @functools.cache
 def _runs(kind: type) -> Any:
     """Runs a query many times at once: from (m, 2) updates and metrics by round, (m, n, 3)."""
@@ -42,7 +46,8 @@ def _runs(kind: type) -> Any:
     )
 
     def one(canary: tf.Tensor) -> tf.Tensor:
-        state, released = query.initial_global_state(), []
+        # A graph whose first state is a constant is refused: here each run draws its own seed.
+        state, released = tf.nest.map_structure(_not_constant, query.initial_global_state()), []
         for i in range(_NUM_ROUNDS):
             params = query.derive_sample_params(state)
             sums = query.initial_sample_state()
