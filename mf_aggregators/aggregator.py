@@ -319,6 +319,19 @@ class Aggregator:
         Raises:
           TypeError: If an array of the template is not floating point.
           ValueError: If no guarantee is stated for updates of this size.
+
+        Example:
+          >>> import numpy as np
+          >>> import mf_aggregators as mfa
+          >>> sizes = {"population": 100, "clients_per_round": 10}
+          >>> scheme = mfa.participation.PoissonSampling(8, 1, **sizes)
+          >>> matrix = mfa.factorizations.identity(8)
+          >>> mechanism = mfa.Mechanism(matrix, scheme, noise_multiplier=2.0)
+          >>> aggregator = mfa.Aggregator(mechanism, clip_norm=1.0, clients_per_round=10)
+          >>> aggregator = aggregator.with_template({"bias": np.zeros(3)})
+          >>> state, mean = aggregator.next(aggregator.initialize(), [])  # nobody was drawn
+          >>> mean["bias"].shape
+          (3,)
         """
         self._of_tensors(_tensors_of(template))
         other = copy.copy(self)
@@ -390,6 +403,17 @@ class Aggregator:
           TypeError: If the update has anything but plain floating-point arrays.
           ValueError: If the update has other shapes, dtypes, names or containers than earlier
             updates.
+
+        Example:
+          >>> import numpy as np
+          >>> import mf_aggregators as mfa
+          >>> once = mfa.participation.SingleParticipation()
+          >>> matrix = mfa.factorizations.identity(8)
+          >>> mechanism = mfa.Mechanism(matrix, once, noise_multiplier=2.0)
+          >>> aggregator = mfa.Aggregator(mechanism, clip_norm=1.0, clients_per_round=10)
+          >>> (record,) = aggregator.record(aggregator.initialize(), np.full(3, 0.1))
+          >>> record.shape, record.dtype
+          ((3,), dtype('int64'))
         """
         known = _with_tensors(state, _tensors_of(update, is_array=True))
         return self._of_tensors(known.tensors).clipped(self._vector_of(known, update))
@@ -419,6 +443,21 @@ class Aggregator:
           ValueError: If the sums have other shapes than updates of the template, or are larger than
             possible for ``num_clients`` records (a sum modulo a power of two has to be converted to
             signed integers).
+
+        Example:
+          >>> import numpy as np
+          >>> import mf_aggregators as mfa
+          >>> once = mfa.participation.SingleParticipation()
+          >>> matrix = mfa.factorizations.identity(8)
+          >>> mechanism = mfa.Mechanism(matrix, once, noise_multiplier=2.0)
+          >>> aggregator = mfa.Aggregator(mechanism, clip_norm=1.0, clients_per_round=2)
+          >>> state, updates = aggregator.initialize(), [np.full(3, 0.1), np.full(3, 0.2)]
+          >>> first, second = (aggregator.record(state, update) for update in updates)
+          >>> sums = [a + b for a, b in zip(first, second)]
+          >>> _, mean = aggregator.release(state, sums, num_clients=2, template=updates[0])
+          >>> _, same = aggregator.next(state, updates)
+          >>> np.array_equal(mean, same)
+          True
         """
         state = _with_tensors(state, _tensors_of(template))
         release = self._of_tensors(state.tensors)
@@ -445,6 +484,17 @@ class Aggregator:
           ReleaseError: If the mechanism has no further round, or the state belongs to another
             aggregator.
           ValueError: If neither the state nor a template has the shapes of updates.
+
+        Example:
+          >>> import numpy as np
+          >>> import mf_aggregators as mfa
+          >>> once = mfa.participation.SingleParticipation()
+          >>> matrix = mfa.factorizations.identity(8)
+          >>> mechanism = mfa.Mechanism(matrix, once, noise_multiplier=2.0)
+          >>> sizes = {"clip_norm": 1.0, "clients_per_round": 2}
+          >>> aggregator = mfa.Aggregator(mechanism, **sizes, template=np.zeros(3))
+          >>> aggregator.spend(aggregator.initialize()).round_index
+          1
         """
         if state.tensors is None:
             if self._template is None:
@@ -463,6 +513,17 @@ class Aggregator:
           ``rounds_released`` (with rounds that were spent). If the clip norm adapts, also
           ``clip_norm`` and ``unclipped_fraction`` of the last released round, and
           ``next_clip_norm``, which depend on clients only through noisy releases.
+
+        Example:
+          >>> import numpy as np
+          >>> import mf_aggregators as mfa
+          >>> once = mfa.participation.SingleParticipation()
+          >>> matrix = mfa.factorizations.identity(8)
+          >>> mechanism = mfa.Mechanism(matrix, once, noise_multiplier=2.0)
+          >>> aggregator = mfa.Aggregator(mechanism, clip_norm=1.0, clients_per_round=2)
+          >>> state, _ = aggregator.next(aggregator.initialize(), [np.zeros(3)] * 2)
+          >>> aggregator.metrics(state)
+          {'rounds_released': 1}
         """
         found: dict[str, float] = {"rounds_released": state.round_index}
         if state.clip is not None:
@@ -503,6 +564,17 @@ class Aggregator:
           TypeError: As ``privacy.statements.KnownFacts.statement`` raises it.
           ValueError: If the ledger does not fit this aggregator's run, or an argument is out of its
             range.
+
+        Example:
+          >>> import mf_aggregators as mfa
+          >>> once = mfa.participation.SingleParticipation()
+          >>> matrix = mfa.factorizations.identity(2)
+          >>> mechanism = mfa.calibrate(matrix, once, epsilon=8.0, delta=1e-6)
+          >>> aggregator = mfa.Aggregator(mechanism, clip_norm=1.0, clients_per_round=1)
+          >>> told = {"public_data": "none", "enforcement": "Devices count.", "delta": 1e-6}
+          >>> statement = aggregator.statement([["ada"], ["bo"]], population=2, **told)
+          >>> print(statement.to_markdown().splitlines()[0])
+          # Privacy statement
         """
         return self.known_facts(state).statement(
             ledger,
@@ -543,6 +615,18 @@ class Aggregator:
         Raises:
           OSError: If the file cannot be written.
           ReleaseError: If it is the state of another aggregator.
+
+        Example:
+          >>> import pathlib, tempfile
+          >>> import mf_aggregators as mfa
+          >>> once = mfa.participation.SingleParticipation()
+          >>> matrix = mfa.factorizations.identity(8)
+          >>> mechanism = mfa.Mechanism(matrix, once, noise_multiplier=2.0)
+          >>> aggregator = mfa.Aggregator(mechanism, clip_norm=1.0, clients_per_round=2)
+          >>> path = pathlib.Path(tempfile.mkdtemp()) / "state.npz"
+          >>> aggregator.save_state(aggregator.initialize(), path)
+          >>> aggregator.load_state(path).round_index
+          0
         """
         arrays = self._of_tensors(state.tensors).arrays_of(state.noise)
         described = {"state_format": _STATE_FORMAT, "tensors": state.tensors}

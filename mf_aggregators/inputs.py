@@ -201,6 +201,8 @@ class FixedSeedWarning(UserWarning):
       >>> with warnings.catch_warnings():
       ...     warnings.simplefilter("ignore", mfa.noise.FixedSeedWarning)
       ...     aggregator = mfa.Aggregator(mechanism, 1.0, clients_per_round=10, seed=0)
+      >>> aggregator.initialize().round_index
+      0
     """
 
 

@@ -245,6 +245,15 @@ class Mechanism:
 
         Raises:
           ValueError: If delta is out of its range.
+
+        Example:
+          >>> import mf_aggregators as mfa
+          >>> once = mfa.participation.SingleParticipation()
+          >>> matrix = mfa.factorizations.identity(8)
+          >>> mechanism = mfa.Mechanism(matrix, once, noise_multiplier=2.0)
+          >>> guarantee = mechanism.guarantee(delta=1e-6)
+          >>> round(guarantee.epsilon, 2), round(guarantee.rho, 3)
+          (2.25, 0.125)
         """
         # Not ``self.claim``: the proof has to be of the rows and sigma of the release.
         whole = dataclasses.replace(self._released, delta=delta, **self._drawn)
@@ -283,6 +292,15 @@ class Mechanism:
 
         Raises:
           ValueError: If a number is out of its range.
+
+        Example:
+          >>> import mf_aggregators as mfa
+          >>> once = mfa.participation.SingleParticipation()
+          >>> matrix = mfa.factorizations.identity(8)
+          >>> mechanism = mfa.calibrate(matrix, once, epsilon=8.0, delta=1e-6)
+          >>> person = mechanism.unit_guarantee(1e-6, num_clients=2)  # a person with two devices
+          >>> round(person.epsilon, 2)
+          18.65
         """
         whole = check(self.claim(delta))
         unit = Unit(whole.schema, num_clients, window, num_windows)
@@ -327,6 +345,16 @@ class Mechanism:
           ValueError: If more rounds were released than the mechanism has, the ledger is broken, a
             seed is given although the ledger does not record a sampling scheme, the sampler is of
             another scheme, or times are given for a sampling scheme.
+
+        Example:
+          >>> import mf_aggregators as mfa
+          >>> timers = mfa.participation.MinSeparation(separation=4)
+          >>> matrix = mfa.factorizations.identity(8)
+          >>> mechanism = mfa.Mechanism(matrix, timers, noise_multiplier=1.0)
+          >>> mechanism.observed({"ada": [0, 4], "bo": [1]}).keeps_participation
+          True
+          >>> mechanism.observed({"ada": [0, 3], "bo": [1]}).keeps_participation
+          False
         """
         return dataclasses.replace(
             Observed.of_run(self, ledger, sampling_seed, sampler),
@@ -375,6 +403,15 @@ class Mechanism:
           ValueError: If the new schema forbids participations that an earlier one allowed, if a
             sampling scheme draws the clients (its guarantee is for a fixed number of rounds), or if
             the given factorization is for another number of rounds.
+
+        Example:
+          >>> import mf_aggregators as mfa
+          >>> timers = mfa.participation.MinSeparation(separation=4)
+          >>> matrix = mfa.factorizations.blt(8, 2)
+          >>> mechanism = mfa.calibrate(matrix, timers, epsilon=4.0, delta=1e-6)
+          >>> longer = mechanism.extended(12)
+          >>> [round(each.guarantee(1e-6).epsilon, 2) for each in longer.horizons]
+          [4.0, 5.3]
         """
         if self.sampling is not None:
             raise ValueError(
@@ -444,6 +481,23 @@ class Mechanism:
 
         Returns:
           The statement, in words (``to_markdown``) and as JSON (``to_dict``).
+
+        Example:
+          >>> import mf_aggregators as mfa
+          >>> from mf_aggregators.privacy import statements
+          >>> once = mfa.participation.SingleParticipation()
+          >>> matrix = mfa.factorizations.identity(8)
+          >>> mechanism = mfa.calibrate(matrix, once, epsilon=8.0, delta=1e-6)
+          >>> facts = statements.RunFacts(
+          ...     mechanism="identity",
+          ...     population=80,
+          ...     clients_per_round=10,
+          ...     clip=0.5,
+          ...     public_data="none",
+          ...     enforcement="A list on the server.",
+          ... )
+          >>> mechanism.statement(facts, 1e-6).status
+          'running'
         """
         return Statement(
             facts=facts,
@@ -457,6 +511,15 @@ class Mechanism:
         ``accounting.composed_epsilon`` composes such events, with amplification if clients are
         drawn. ``accounting.event`` says how accountants of dp-accounting treat them, and for which
         neighbouring relation.
+
+        Example:
+          >>> import mf_aggregators as mfa
+          >>> once = mfa.participation.SingleParticipation()
+          >>> matrix = mfa.factorizations.identity(8)
+          >>> mechanism = mfa.calibrate(matrix, once, epsilon=8.0, delta=1e-6)
+          >>> two_runs = [mechanism.event(), mechanism.event()]
+          >>> round(mfa.accounting.composed_epsilon(two_runs, delta=1e-6), 2)
+          12.11
         """
         if self.sampling is not None:
             columns = self.factorization.columns_for(self.sampling)
@@ -485,6 +548,15 @@ class Mechanism:
         Raises:
           TailError: If there is too little noise to account for (a ValueError).
           ValueError: If there is no noise, or the interval is out of its range.
+
+        Example:
+          >>> import mf_aggregators as mfa
+          >>> once = mfa.participation.SingleParticipation()
+          >>> matrix = mfa.factorizations.identity(8)
+          >>> mechanism = mfa.Mechanism(matrix, once, noise_multiplier=2.0)
+          >>> losses = mechanism.privacy_loss_distribution()
+          >>> round(losses.get_epsilon_for_delta(1e-6), 2)
+          2.25
         """
         interval = numbers.positive_number(interval, "interval")
         sigma = numbers.positive_number(self.noise_multiplier, "noise_multiplier")
@@ -514,7 +586,19 @@ class Mechanism:
         return found.compose(with_infinite)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns all fields but the matrix as a JSON-able mapping, for :meth:`from_dict`."""
+        """Returns all fields but the matrix as a JSON-able mapping, for :meth:`from_dict`.
+
+        Example:
+          >>> import mf_aggregators as mfa
+          >>> once = mfa.participation.SingleParticipation()
+          >>> matrix = mfa.factorizations.identity(8)
+          >>> mechanism = mfa.Mechanism(matrix, once, noise_multiplier=2.0)
+          >>> described = mechanism.to_dict()
+          >>> described["mechanism"], described["horizons"][0]["noise_multiplier"]
+          ('identity', 2.0)
+          >>> mfa.Mechanism.from_dict(described, mechanism.factorization) == mechanism
+          True
+        """
         return {
             "mechanism": self.factorization.mechanism,
             "horizons": [
@@ -576,6 +660,17 @@ class Mechanism:
         Raises:
           CheckpointError: As ``checkpoints.save`` raises it.
           ValueError: If the workload is not valid.
+
+        Example:
+          >>> import pathlib, tempfile
+          >>> import mf_aggregators as mfa
+          >>> once = mfa.participation.SingleParticipation()
+          >>> matrix = mfa.factorizations.identity(8)
+          >>> mechanism = mfa.Mechanism(matrix, once, noise_multiplier=2.0)
+          >>> directory = pathlib.Path(tempfile.mkdtemp()) / "mechanism"
+          >>> mechanism.save(directory)
+          >>> sorted(path.name for path in directory.iterdir())
+          ['arrays.npz', 'factorization.json', 'mechanism.json']
         """
         checkpoints.save(
             self.factorization,

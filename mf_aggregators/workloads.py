@@ -189,7 +189,13 @@ class Workload:
         return np.asarray(np.tril(np.cumsum(product, axis=0, out=product)))
 
     def coefficients(self) -> FloatArray | None:
-        """Returns the (n,) first column of a Toeplitz workload, or None if it is not Toeplitz."""
+        """Returns the (n,) first column of a Toeplitz workload, or None if it is not Toeplitz.
+
+        Example:
+          >>> import mf_aggregators as mfa
+          >>> mfa.workloads.Workload("momentum_sgd", 3, 0.5).coefficients()
+          array([1.  , 1.5 , 1.75])
+        """
         momentum, rates = self._momentum_and_rates()
         if self.constant_momentum() is None:
             return None
@@ -232,7 +238,13 @@ class Workload:
         return bands[:, : min(self.num_rounds, 3 if momentum else 2)]
 
     def largest_entry(self) -> float:
-        """Returns the largest magnitude of the entries of A, which is in the last row."""
+        """Returns the largest magnitude of the entries of A, which is in the last row.
+
+        Example:
+          >>> import mf_aggregators as mfa
+          >>> mfa.workloads.Workload("momentum_sgd", 3, 0.5).largest_entry()
+          1.75
+        """
         momentum, rates = self._momentum_and_rates()
         return float(np.max(scipy.signal.lfilter([1.0], [1.0, -momentum], rates[::-1])))
 
@@ -242,7 +254,13 @@ class Workload:
         return 0.0 if self.name == "prefix_sum" else self.momentum, np.asarray(rates)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the workload as a JSON object: its name and parameters."""
+        """Returns the workload as a JSON object: its name and parameters.
+
+        Example:
+          >>> import mf_aggregators as mfa
+          >>> mfa.workloads.Workload("momentum_sgd", 3, 0.5).to_dict()
+          {'name': 'momentum_sgd', 'momentum': 0.5, 'learning_rates': None}
+        """
         if self.name == "prefix_sum":
             return {"name": self.name}
         rates = None if self.learning_rates is None else list(self.learning_rates)

@@ -187,6 +187,12 @@ class Factorization(abc.ABC):
           ExtensionError: If the factorization cannot be extended; the message says why.
           ValueError: If the workload is for another number of rounds, or the schema's
             participations do not fit into the rounds.
+
+        Example:
+          >>> import mf_aggregators as mfa
+          >>> matrix = mfa.factorizations.blt(8, 2).extended(12)
+          >>> matrix.num_rounds, matrix.horizons
+          (12, (8,))
         """
         rounds = numbers.positive_integer(num_rounds, "num_rounds")
         if rounds <= self.num_rounds:
@@ -240,6 +246,12 @@ class Factorization(abc.ABC):
 
         Raises:
           ValueError: If it was not extended from this number of rounds.
+
+        Example:
+          >>> import mf_aggregators as mfa
+          >>> matrix = mfa.factorizations.banded(8, num_bands=4)
+          >>> matrix.extended(12).at_horizon(8).has_same_matrix(matrix)
+          True
         """
         if num_rounds == self.num_rounds:
             return self
@@ -314,7 +326,15 @@ class Factorization(abc.ABC):
 
     @abc.abstractmethod
     def strategy_matrix(self) -> FloatArray:
-        """Returns C as a dense float64 array, for inspection: (n, n)."""
+        """Returns C as a dense float64 array, for inspection: (n, n).
+
+        Example:
+          >>> import mf_aggregators as mfa
+          >>> mfa.factorizations.from_coefficients([1.0, 0.5, 0.25]).strategy_matrix()
+          array([[1.  , 0.  , 0.  ],
+                 [0.5 , 1.  , 0.  ],
+                 [0.25, 0.5 , 1.  ]])
+        """
 
     def strategy_bands(self) -> int:
         """Returns the number of bands of C: the smallest b with C[i, j] = 0 for i - j >= b.
@@ -459,7 +479,16 @@ class Factorization(abc.ABC):
         return made
 
     def noising_matrix(self) -> FloatArray:
-        """Returns C^-1 as a dense float64 array, for inspection."""
+        """Returns C^-1 as a dense float64 array, for inspection.
+
+        Example:
+          >>> import mf_aggregators as mfa
+          >>> matrix = mfa.factorizations.from_coefficients([1.0, 0.5, 0.25])
+          >>> matrix.noising_matrix()
+          array([[ 1. ,  0. ,  0. ],
+                 [-0.5,  1. ,  0. ],
+                 [ 0. , -0.5,  1. ]])
+        """
         return noise_rows.dense(self.noise_recursion())
 
     def encode(self, x: Any) -> FloatArray:
@@ -473,6 +502,12 @@ class Factorization(abc.ABC):
 
         Raises:
           ValueError: If the number of rows is not n.
+
+        Example:
+          >>> import numpy as np
+          >>> import mf_aggregators as mfa
+          >>> mfa.factorizations.from_coefficients([1.0, 0.5, 0.25]).encode(np.ones(3))
+          array([1.  , 1.5 , 1.75])
         """
         return self._encode(self._of_all_rounds(numbers.real_array(x, "x"), "x"))
 
@@ -495,6 +530,12 @@ class Factorization(abc.ABC):
 
         Raises:
           ValueError: If the number of rows is not n.
+
+        Example:
+          >>> import numpy as np
+          >>> import mf_aggregators as mfa
+          >>> mfa.factorizations.from_coefficients([1.0, 0.5, 0.25]).noise_rows(np.ones(3))
+          array([1. , 0.5, 0.5])
         """
         z = self._of_all_rounds(np.asarray(z), "z")
         return noise_rows.apply(self.noise_recursion(), z)
@@ -512,6 +553,13 @@ class Factorization(abc.ABC):
         Raises:
           ValueError: If the workload is not square, finite and lower triangular,
             or not for n rounds.
+
+        Example:
+          >>> import mf_aggregators as mfa
+          >>> mfa.factorizations.from_coefficients([1.0, 0.5, 0.25]).decoder_matrix(3)
+          array([[1. , 0. , 0. ],
+                 [0.5, 1. , 0. ],
+                 [0.5, 0.5, 1. ]])
         """
         return self._decoder_matrix(self._checked(workload).matrix())
 
@@ -558,6 +606,13 @@ class Factorization(abc.ABC):
 
         Raises:
           ValueError: As :meth:`decoder_matrix` does.
+
+        Example:
+          >>> import mf_aggregators as mfa
+          >>> once = mfa.participation.SingleParticipation()
+          >>> errors = mfa.factorizations.identity(16).errors(16, once)
+          >>> round(errors.total_error, 3), round(errors.rmse, 3), errors.max_error
+          (11.662, 2.915, 4.0)
         """
         squared_rows = self.squared_decoder_rows(workload)
         sensitivity = self.sensitivity(participation)
@@ -572,6 +627,12 @@ class Factorization(abc.ABC):
 
         Returns:
           Variances in squared clip norms, at sensitivity 1 and noise multiplier 1.
+
+        Example:
+          >>> import mf_aggregators as mfa
+          >>> once = mfa.participation.SingleParticipation()
+          >>> mfa.factorizations.identity(4).per_round_variance(4, once)
+          array([1., 2., 3., 4.])
         """
         return self.errors(workload, participation).per_round_variance
 
@@ -608,6 +669,12 @@ class Factorization(abc.ABC):
 
         Returns:
           The error in clip norms (sqrt(L) in the papers), at sensitivity 1 and noise multiplier 1.
+
+        Example:
+          >>> import mf_aggregators as mfa
+          >>> once = mfa.participation.SingleParticipation()
+          >>> round(mfa.factorizations.identity(16).total_error(16, once), 3)
+          11.662
         """
         return self.errors(workload, participation).total_error
 
@@ -632,6 +699,12 @@ class Factorization(abc.ABC):
 
         Returns:
           The error in clip norms, at sensitivity 1 and noise multiplier 1.
+
+        Example:
+          >>> import mf_aggregators as mfa
+          >>> once = mfa.participation.SingleParticipation()
+          >>> mfa.factorizations.identity(16).max_error(16, once)
+          4.0
         """
         return self.errors(workload, participation).max_error
 

@@ -124,6 +124,12 @@ class Participation(abc.ABC):
         Raises:
           TypeError: If ``narrower`` is not a schema.
           ValueError: If ``num_rounds`` is not a positive integer.
+
+        Example:
+          >>> import mf_aggregators as mfa
+          >>> timers = mfa.participation.MinSeparation(separation=10)
+          >>> timers.allows(mfa.participation.MinSeparation(separation=12), num_rounds=100)
+          True
         """
         other = check(narrower).as_schema()
         most = other.most_in(num_rounds)
@@ -138,6 +144,12 @@ class Participation(abc.ABC):
         Args:
           num_rounds: n.
           clients_per_round: The cohort size B.
+
+        Example:
+          >>> import mf_aggregators as mfa
+          >>> timers = mfa.participation.MinSeparation(separation=10)
+          >>> timers.smallest_population(num_rounds=100, clients_per_round=50)
+          500
         """
         most = self.most_participations(num_rounds)
         within_timers = min(self.separation_in(num_rounds), num_rounds) * clients_per_round
@@ -194,7 +206,16 @@ class Participation(abc.ABC):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns a JSON-able mapping, which :meth:`from_dict` reads."""
+        """Returns a JSON-able mapping, which :meth:`from_dict` reads.
+
+        Example:
+          >>> import mf_aggregators as mfa
+          >>> described = mfa.participation.MinSeparation(separation=10).to_dict()
+          >>> described
+          {'schema': 'min_sep', 'separation': 10, 'max_participations': None}
+          >>> print(mfa.participation.Participation.from_dict(described))
+          participations at least 10 rounds apart
+        """
         return {"schema": self.name, **dataclasses.asdict(self)}
 
     @staticmethod
@@ -886,6 +907,13 @@ class SamplingScheme(Participation):
         Raises:
           TailError: As in ``accounting.epsilon``.
           ValueError: If an argument is out of its range, or C is missing or does not fit.
+
+        Example:
+          >>> import mf_aggregators as mfa
+          >>> sizes = {"population": 4000, "clients_per_round": 50}
+          >>> scheme = mfa.participation.PoissonSampling(100, 4, **sizes)
+          >>> round(scheme.epsilon(noise_multiplier=1.0, delta=1e-6), 2)
+          2.61
         """
         return self.amplified(
             numbers.non_negative_number(noise_multiplier, "noise_multiplier"),
@@ -911,6 +939,13 @@ class SamplingScheme(Participation):
 
         Raises:
           ValueError: As for :meth:`epsilon`, and if no noise multiplier reaches the target.
+
+        Example:
+          >>> import mf_aggregators as mfa
+          >>> sizes = {"population": 4000, "clients_per_round": 50}
+          >>> scheme = mfa.participation.PoissonSampling(100, 4, **sizes)
+          >>> round(scheme.noise_multiplier(epsilon=2.0, delta=1e-6), 2)
+          1.12
         """
         return self.calibrated(
             numbers.positive_number(epsilon, "epsilon"),
@@ -928,6 +963,13 @@ class SamplingScheme(Participation):
 
         Raises:
           ValueError: If the noise multiplier is negative or not finite.
+
+        Example:
+          >>> import mf_aggregators as mfa
+          >>> sizes = {"population": 4000, "clients_per_round": 50}
+          >>> scheme = mfa.participation.PoissonSampling(100, 4, **sizes)
+          >>> round(mfa.accounting.composed_epsilon([scheme.event(1.0)] * 2, delta=1e-6), 2)
+          3.2
         """
         sigma = numbers.non_negative_number(noise_multiplier, "noise_multiplier")
         return accounting.event(self.run(sigma, self._columns(strategy_matrix)))
@@ -959,6 +1001,14 @@ class SamplingScheme(Participation):
 
         Raises:
           ValueError: If the seed is negative.
+
+        Example:
+          >>> import mf_aggregators as mfa
+          >>> sizes = {"population": 400, "clients_per_round": 5}
+          >>> scheme = mfa.participation.PoissonSampling(100, 4, **sizes)
+          >>> sampler = scheme.sampler(seed=7)  # a known seed, for a test
+          >>> set(sampler.draw(0)) & set(sampler.draw(1))  # rounds of different groups
+          set()
         """
         return Sampler(self, seed)
 

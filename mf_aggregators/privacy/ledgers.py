@@ -151,6 +151,12 @@ class Ledger:
         Raises:
           LedgerError: If ``given`` is none of these, a client is in a round twice, or a round was
             not released.
+
+        Example:
+          >>> from mf_aggregators.privacy import ledgers
+          >>> ledger = ledgers.Ledger.of({"ada": [0, 3], "bo": [0]}, num_rounds=4)
+          >>> ledger.by_name()
+          {'ada': (0, 3), 'bo': (0,)}
         """
         if isinstance(given, cls):
             return given
@@ -192,6 +198,14 @@ class Ledger:
 
         Raises:
           OSError: If it cannot be written.
+
+        Example:
+          >>> import pathlib, tempfile
+          >>> from mf_aggregators.privacy import ledgers
+          >>> path = pathlib.Path(tempfile.mkdtemp()) / "participation.npz"
+          >>> ledgers.Ledger.of({"ada": [0, 3], "bo": [0]}, num_rounds=4).save(path)
+          >>> ledgers.load(path).num_rounds
+          4
         """
         offsets = np.cumsum([0, *map(len, self.rounds_of_clients)])
         rounds = _joined(self.rounds_of_clients)
@@ -678,6 +692,16 @@ class RoundTimes(TimedRounds):
           LedgerError: If the file cannot be read, or a line has another form; it names the line's
             number.
           ValueError: As the class raises it.
+
+        Example:
+          >>> import os, pathlib, tempfile
+          >>> from mf_aggregators.privacy.ledgers import RoundTimes
+          >>> path = pathlib.Path(tempfile.mkdtemp()) / "times.csv"
+          >>> days = [f"{day},2026-03-1{day}T04:00Z,2026-03-1{day}T05:00Z" for day in range(3)]
+          >>> _ = path.write_text(os.linesep.join(days))
+          >>> found = RoundTimes.load(path, timer_hours=30.0).participation()
+          >>> found.separation, found.max_participations
+          (2, 2)
         """
         times: list[list[float]] = []
         kinds: set[bool] = set()

@@ -409,6 +409,18 @@ class Statement:
         Raises:
           ValueError: If there are no other runs, a name is not one line, or the runs cannot be
             composed (``accounting.composed_epsilon``).
+
+        Example:
+          >>> import mf_aggregators as mfa
+          >>> once = mfa.participation.SingleParticipation()
+          >>> matrix = mfa.factorizations.identity(2)
+          >>> mechanism = mfa.calibrate(matrix, once, epsilon=8.0, delta=1e-6)
+          >>> aggregator = mfa.Aggregator(mechanism, clip_norm=1.0, clients_per_round=1)
+          >>> told = {"public_data": "none", "enforcement": "Devices count.", "delta": 1e-6}
+          >>> statement = aggregator.statement([["ada"], ["bo"]], population=2, **told)
+          >>> statement = statement.with_other_runs({"the run of May": mechanism.event()})
+          >>> "the run of May" in statement.to_markdown()
+          True
         """
         inputs.check_words(", ".join(events), "the names of other runs")
         own = self.plan if self.worst_case is None else self.worst_case
@@ -427,7 +439,19 @@ class Statement:
         return dataclasses.replace(self, other_runs=together)
 
     def assumptions(self) -> list[dict[str, str]]:
-        """Returns the assumptions of the stated guarantee, each with how it was checked."""
+        """Returns the assumptions of the stated guarantee, each with how it was checked.
+
+        Example:
+          >>> import mf_aggregators as mfa
+          >>> once = mfa.participation.SingleParticipation()
+          >>> matrix = mfa.factorizations.identity(2)
+          >>> mechanism = mfa.calibrate(matrix, once, epsilon=8.0, delta=1e-6)
+          >>> aggregator = mfa.Aggregator(mechanism, clip_norm=1.0, clients_per_round=1)
+          >>> told = {"public_data": "none", "enforcement": "Devices count.", "delta": 1e-6}
+          >>> statement = aggregator.statement([["ada"], ["bo"]], population=2, **told)
+          >>> statement.assumptions()[0]["sentence"]
+          'Every client keeps to the stated participation.'
+        """
         return [
             {"name": each.value, "sentence": each.sentence, "basis": self._basis(each)}
             for each in self.stated.assumptions
@@ -465,6 +489,17 @@ class Statement:
 
         It names no client. (The rounds of the least protected client could identify it, so they are
         left out as well.)
+
+        Example:
+          >>> import mf_aggregators as mfa
+          >>> once = mfa.participation.SingleParticipation()
+          >>> matrix = mfa.factorizations.identity(2)
+          >>> mechanism = mfa.calibrate(matrix, once, epsilon=8.0, delta=1e-6)
+          >>> aggregator = mfa.Aggregator(mechanism, clip_norm=1.0, clients_per_round=1)
+          >>> told = {"public_data": "none", "enforcement": "Devices count.", "delta": 1e-6}
+          >>> statement = aggregator.statement([["ada"], ["bo"]], population=2, **told)
+          >>> statement.to_dict()["status"]
+          'open'
         """
         observed, worst, rule = self.observed_participation, self.worst_client, self.stopping_rule
         scheme = guarantees.scheme_of(self.plan)
@@ -535,6 +570,20 @@ class Statement:
         Raises:
           OSError: If a file cannot be written.
           ValueError: If the document does not follow the schema.
+
+        Example:
+          >>> import json, pathlib, tempfile
+          >>> import mf_aggregators as mfa
+          >>> once = mfa.participation.SingleParticipation()
+          >>> matrix = mfa.factorizations.identity(2)
+          >>> mechanism = mfa.calibrate(matrix, once, epsilon=8.0, delta=1e-6)
+          >>> aggregator = mfa.Aggregator(mechanism, clip_norm=1.0, clients_per_round=1)
+          >>> told = {"public_data": "none", "enforcement": "Devices count.", "delta": 1e-6}
+          >>> statement = aggregator.statement([["ada"], ["bo"]], population=2, **told)
+          >>> folder = pathlib.Path(tempfile.mkdtemp())
+          >>> statement.write(folder / "PRIVACY.md", folder / "statement.json")
+          >>> json.loads((folder / "statement.json").read_text()) == statement.to_dict()
+          True
         """
         document = self.to_dict()
         for problem in statement_file.problems(document):
