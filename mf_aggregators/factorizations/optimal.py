@@ -114,9 +114,10 @@ _SAFE_SHARE, _SAFE_SHARE_OF_SINGLE = 0.9, 0.99
 _ROUNDS_OF_COARSEST, _GAP_OF_START = 256, 1e-4
 _GAP_OVER_DISTANCE, _TINY = 2.0, 1e-300
 _EVALUATIONS_OF_SINGLE = 60
-# The first step of a search, relative to a step of the fixed-point iteration; and the most times
-# that X is moved half the way to its diagonal.
-_FIRST_STEP, _MOST_HALVINGS = 1.5, 60
+# The first step of a search, relative to a step of the fixed-point iteration: the second is for
+# many participations, where a longer step can leave correlations of nearly one, from which the
+# search does not come back. The last is the most times that X is moved half the way to its diagonal.
+_FIRST_STEP, _FIRST_STEP_OF_MANY, _MOST_HALVINGS = 1.5, 0.5, 60
 # A change of an objective up to this is computed from slopes; the objective is a logarithm.
 _SMALL_CHANGE = 1e-6
 
@@ -477,6 +478,7 @@ class _OptimumSearch:
         self._is_single, self._is_maximum = most == 1, error.is_maximum
         separation = num_rounds if most == 1 else self.participation.separation_in(num_rounds)
         self._layout = PatternLayout(num_rounds, separation)
+        self._has_many_participations = self._layout.positions >= _MANY_PARTICIPATIONS
         self.equal_column_norms = self.equal_column_norms or self._is_single
         # The logarithms of the (n,) weights of rounds, for the maximum.
         self._log_rows = np.zeros(num_rounds)
@@ -593,7 +595,7 @@ class _OptimumSearch:
         return self._layout.by_round(self._layout.refined(fewer.by_position(values), fewer))
 
     def _run_for_mean(self) -> None:
-        if self._layout.positions < _MANY_PARTICIPATIONS:
+        if not self._has_many_participations:
             self._run_from_diagonal()
             return
         budget, self._leaves_if_far = self._budget, True
@@ -665,11 +667,12 @@ class _OptimumSearch:
         """Searches from given logarithms of weights and from E = 0."""
         mask, exists = self._dual.weights_mask, self._dual.pair_exists
         log_rows = self._log_rows if self._is_maximum else np.empty(0)
-        scale, by_class = _scales(start), np.zeros(mask.shape)
+        first_step = _FIRST_STEP_OF_MANY if self._has_many_participations else _FIRST_STEP
+        scale, by_class = _scales(start, first_step), np.zeros(mask.shape)
         by_class[mask] = scale
         # An entry of E has the scale of the largest weight of its class.
         largest = np.broadcast_to(np.max(by_class, axis=1, keepdims=True), exists.shape)
-        scales = np.concatenate([_scales(log_rows), scale, largest[exists]])
+        scales = np.concatenate([_scales(log_rows, first_step), scale, largest[exists]])
         ends = np.cumsum([len(log_rows), len(start)])
 
         def negative_log_bound(free: FloatArray) -> tuple[float, FloatArray]:
@@ -844,10 +847,10 @@ def _factor_towards_diagonal(gram: FloatArray) -> FloatArray:
     raise np.linalg.LinAlgError("X is not finite.")
 
 
-def _scales(logs: FloatArray) -> FloatArray:
+def _scales(logs: FloatArray, first_step: float) -> FloatArray:
     """Returns scales of logarithms of weights with which -gradient is a good first step."""
     shares = np.exp(logs - np.max(logs, initial=-np.inf))
-    return np.asarray(np.sqrt(shares / (_FIRST_STEP * np.sum(shares))))
+    return np.asarray(np.sqrt(shares / (first_step * np.sum(shares))))
 
 
 def _banded_start(
