@@ -62,7 +62,7 @@ _OTHER_PROJECTS = {
 }
 # The page of Python's documentation about each built-in name.
 _BUILT_IN = {
-    **dict.fromkeys(("bool", "bytes", "dict", "float", "int", "list", "str", "tuple"), "stdtypes"),
+    **dict.fromkeys("bool bytes dict float int list range str tuple".split(), "stdtypes"),
     **dict.fromkeys(("type", "object"), "functions"),
     "None": "constants",
 }

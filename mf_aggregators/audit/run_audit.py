@@ -452,7 +452,7 @@ class RunAudit:
         """Guesses the coins of all canaries, and tests the claim by right guesses and new noise.
 
         Args:
-          projected: (n, D) floats: :meth:`Canaries.project` of each round's release.
+          projected: (n, D) floats: ``Canaries.project`` of each round's release.
           joins: (n, m) bool: the rounds in which each canary takes part if it is in.
           is_included: (m,) bool: the coins.
           claimed: (n, n): the matrix C over the standard deviation of Z in the released mean.
