@@ -62,9 +62,10 @@ _OTHER_PROJECTS = {
 }
 # The page of Python's documentation about each built-in name.
 _BUILT_IN = {
-    **dict.fromkeys("bool bytes dict float int list range str tuple".split(), "stdtypes"),
+    **dict.fromkeys(("bool", "bytes", "dict", "float", "int", "list", "str", "tuple"), "stdtypes"),
     **dict.fromkeys(("type", "object"), "functions"),
     "None": "constants",
+    "range": "stdtypes",
 }
 _RETURNS = re.compile(r"(Returns|Yields):\s*")
 _USE = re.compile(r"^Use it when\b")
