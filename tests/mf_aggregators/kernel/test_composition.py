@@ -7,7 +7,7 @@ import math
 import dp_accounting
 import numpy as np
 import pytest
-from dp_accounting.pld import pld_privacy_accountant, privacy_loss_mechanism
+from dp_accounting.pld import pld_privacy_accountant
 from dp_accounting.rdp import rdp_privacy_accountant
 
 import mf_aggregators as mfa
@@ -17,14 +17,6 @@ from mf_aggregators.kernel.composition import EpsilonDeltaDpEvent, SampledRunDpE
 from mf_aggregators.kernel.losses import Poisson, SampledRun
 from mf_aggregators.privacy import guarantees
 from tests.refusals import refuses
-
-
-@pytest.mark.parametrize("sigma", [0.3, 1.0, 40.0])
-def test_deltas_of_the_gaussian_mechanism(sigma: float) -> None:
-    loss = privacy_loss_mechanism.GaussianPrivacyLoss(sigma)
-    epsilons = np.array([-2.0, 0.0, 0.3, 2.0, 9.0])
-    known = np.array([float(loss.get_delta_for_epsilon(float(each))) for each in epsilons])
-    np.testing.assert_allclose(sensitivity.exact_deltas(sigma, epsilons), known, atol=1e-11)
 
 
 def _mechanism(scheme: mfa.participation.SamplingScheme, sigma: float = 2.5) -> mfa.Mechanism:
@@ -155,7 +147,7 @@ def test_what_is_wrong_with_an_event_is_named(event: object, words: str) -> None
         accounting.composed_epsilon([event], 1e-6)
 
 
-def test_delta_pays_for_what_transforms_may_lose() -> None:
+def test_delta_pays_for_what_composing_may_lose(monkeypatch: pytest.MonkeyPatch) -> None:
     """At half of a tiny delta, thousands of Gaussian mechanisms have no more than is stated."""
     noise, count, delta = 60.0, 4000, 1.6e-11
     lost = 2e-15 * count
@@ -167,6 +159,13 @@ def test_delta_pays_for_what_transforms_may_lose() -> None:
     least, most = (
         accounting.exact_epsilon(noise / math.sqrt(count), x) for x in (delta - lost, delta / 4)
     )
+    assert least <= found <= most
+    # Roundings of grids, which are relative to delta, were they a tenth for each mechanism.
+    with refuses("delta"):
+        accounting.composed_epsilon([dp_accounting.SelfComposedDpEvent(one, 10**12)], 0.1)
+    monkeypatch.setattr(composition, "_ROUNDING_OF_DOTS", 0.1 * composition.INTERVAL)
+    found = accounting.composed_epsilon([accounting.event(2.0)] * 2, 1e-5)
+    least, most = (accounting.exact_epsilon(math.sqrt(2.0), x) for x in (8e-6, 7.9e-6))
     assert least <= found <= most
 
 
@@ -216,9 +215,11 @@ def test_compositions_are_of_data_alone() -> None:
     with refuses("num_coordinates"):
         accounting.composed_epsilon([accounting.event(2.0)], 1e-5, num_coordinates=0)
     # Without noise there is no epsilon, and without a release none is needed.
-    none = [dp_accounting.NonPrivateDpEvent(), accounting.event(0.0), dp_accounting.NoOpDpEvent()]
-    for event, epsilon in zip(none, (math.inf, math.inf, 0.0), strict=True):
-        assert accounting.composed_epsilon([event], 1e-5) == epsilon
+    bare = SampledRunDpEvent(1.0, SampledRun(run.draws, 0.0))
+    for event in (dp_accounting.NonPrivateDpEvent(), accounting.event(0.0), bare):
+        for others in ([], [SampledRunDpEvent(1.0, run)]):
+            assert accounting.composed_epsilon([event, *others], 1e-5) == math.inf
+    assert accounting.composed_epsilon([dp_accounting.NoOpDpEvent()], 1e-5) == 0.0
     assert accounting.composed_epsilon([], 1e-5) == 0.0
 
 
@@ -230,6 +231,15 @@ def test_every_run_draws_numbers_that_may_fail() -> None:
     for events in ([event] * 2, [dp_accounting.SelfComposedDpEvent(event, 2)]):
         with pytest.raises(accounting.TailError):
             accounting.composed_epsilon(events, delta)
+
+
+def test_the_least_noise_of_all_runs_counts() -> None:
+    """A client moves numbers by more standard deviations than the noise is bounded for."""
+    little = SampledRunDpEvent(1.0, SampledRun(Poisson(1, 1, 2, 1), 0.19))
+    for event in (accounting.event(0.19), little):
+        for others in ([], [accounting.event(2.0)]):
+            with refuses("deviations"):
+                accounting.composed_epsilon([event, *others], 1e-3)
 
 
 def test_others_than_groups_compose_without_amplification() -> None:

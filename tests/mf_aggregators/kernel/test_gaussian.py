@@ -5,7 +5,6 @@ import math
 
 import numpy as np
 import pytest
-from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,14 +29,15 @@ def test_noise_multipliers_of_the_papers(multiplier: float, printed: float) -> N
     assert accounting.noise_multiplier(printed, 1e-6) == pytest.approx(multiplier, rel=3e-5)
 
 
-@pytest.mark.short_cases(3)
-@pytest.mark.parametrize("multiplier", [0.3, 0.7, 1.5, 6.0])
-@pytest.mark.parametrize("delta", [1e-3, 1e-6, 1e-9])
-def test_agreement_with_discretized_privacy_loss(multiplier: float, delta: float) -> None:
-    discretized = privacy_loss_distribution.from_gaussian_mechanism(
-        multiplier, value_discretization_interval=1e-4
-    ).get_epsilon_for_delta(delta)
-    assert accounting.exact_epsilon(multiplier, delta) == pytest.approx(discretized, abs=2e-4)
+@pytest.mark.parametrize("sigma", [0.3, 0.7, 1.5, 6.0, 40.0])
+def test_deltas_and_epsilons_of_the_gaussian_mechanism(sigma: float) -> None:
+    loss = GaussianPrivacyLoss(sigma)
+    epsilons = np.array([-2.0, 0.0, 0.3, 2.0, 9.0])
+    known = np.array([float(loss.get_delta_for_epsilon(float(each))) for each in epsilons])
+    np.testing.assert_allclose(sensitivity.exact_deltas(sigma, epsilons), known, atol=1e-11)
+    for delta in (1e-3, 1e-6, 1e-9):
+        found = float(loss.get_delta_for_epsilon(accounting.exact_epsilon(sigma, delta)))
+        assert found == pytest.approx(delta, rel=1e-5)
 
 
 @pytest.mark.parametrize("delta", [1e-3, 1e-6, 1e-10])
