@@ -44,7 +44,7 @@ from mf_aggregators.workloads import Workload
 
 # calibrate raises the noise multiplier by this share first if errors of a computed C require it.
 _ERRORS_OF_C = 1e-11
-# Relative tolerance for the stated noise multiplier of an extended run.
+# Relative tolerance for stated noise multipliers: of extended runs, and beside a stated sigma.
 _TOLERANCE = 1e-12
 # The delta of the claim by which noise is released: releases do not depend on delta.
 _ANY_DELTA = 0.5
@@ -601,6 +601,7 @@ class Mechanism:
         """
         return {
             "mechanism": self.factorization.mechanism,
+            "sigma": self.sigma,
             "horizons": [
                 {
                     "num_rounds": each.num_rounds,
@@ -616,7 +617,9 @@ class Mechanism:
         """Returns the mechanism that :meth:`to_dict` described.
 
         Args:
-          description: The mapping.
+          description: The mapping. Its sigma is kept: if this version finds another sensitivity of
+            the matrix than the version that wrote it, the noise multipliers change. Without a
+            sigma, the noise multipliers are kept.
           factorization: The matrix of the mechanism, for all rounds after its extensions.
 
         Raises:
@@ -624,17 +627,24 @@ class Mechanism:
         """
         mechanism: Mechanism | None = None
         try:
-            horizons = description["horizons"]
+            horizons, sigma = description["horizons"], description.get("sigma")
+            sigma = None if sigma is None else numbers.non_negative_number(sigma, "sigma")
             for horizon in horizons:
                 described = horizon["participation"]
-                mechanism = cls(
-                    factorization.at_horizon(horizon["num_rounds"]),
-                    Participation.from_dict(described)
-                    if "schema" in described
-                    else SamplingScheme.from_dict(described),
-                    horizon["noise_multiplier"],
-                    mechanism,
+                is_schema = "schema" in described
+                read = Participation.from_dict if is_schema else SamplingScheme.from_dict
+                taking_part = read(described)
+                reference = taking_part if is_schema else SingleParticipation()
+                matrix = factorization.at_horizon(horizon["num_rounds"])
+                multiplier = numbers.non_negative_number(
+                    horizon["noise_multiplier"], "noise_multiplier"
                 )
+                sensitivity = matrix.sensitivity(reference).value
+                if sigma is not None and not math.isclose(
+                    multiplier * sensitivity, sigma, rel_tol=_TOLERANCE
+                ):
+                    multiplier = sigma / sensitivity
+                mechanism = cls(matrix, taking_part, multiplier, mechanism)
         except (KeyError, TypeError) as error:
             raise ValueError(f"it describes no mechanism ({error})") from error
         if mechanism is None or mechanism.num_rounds != factorization.num_rounds:

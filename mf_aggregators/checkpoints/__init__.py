@@ -48,6 +48,8 @@ CONFIG_FILE = "config.json"
 # Relative tolerance for recomputed sensitivities and noise multipliers, because other libraries and
 # versions round differently.
 _SENSITIVITY_TOLERANCE = 1e-9
+# The largest ratio of a sensitivity that a version before 3.0 stated to that of this version.
+_LARGEST_EARLIER_BOUND = 1.5
 
 
 class CheckpointError(Error, ValueError):
@@ -299,7 +301,8 @@ def load_with_description(
         )
         schema = Participation.from_dict(description["errors"]["participation"])
         stated_sensitivity = float(description["errors"]["sensitivity"])
-    _check_sensitivity(description_path, stated_sensitivity, factorization, schema)
+        is_older = _is_older(description)
+    _check_sensitivity(description_path, stated_sensitivity, factorization, schema, is_older)
     # The hash is checked last, because an error of a field says more. Checkpoints of the first
     # release have none.
     stated_hash = description.get("description_sha256")
@@ -347,7 +350,11 @@ def load_with_mechanism(
             if hashlib.sha256(text.encode("utf-8")).hexdigest() != stated:
                 raise ValueError("it was altered, or is not of this checkpoint")
             _check_version(path, contents["format_version"])
-            described = {"horizons": contents["horizons"]}
+            described = {"horizons": contents["horizons"], "sigma": contents.get("sigma")}
+            if described["sigma"] is None:
+                # Files of 2.0.0 have none: it is what that version drew, by its own sensitivity.
+                multiplier = float(described["horizons"][-1]["noise_multiplier"])
+                described["sigma"] = multiplier * float(description["errors"]["sensitivity"])
     return factorization, described, path
 
 
@@ -359,10 +366,13 @@ def _described_by_statement(contents: Mapping[str, Any]) -> dict[str, Any]:
     plans = [*contents.get("earlier_plans", ()), contents["planned"]]
     if "noise" in contents:
         # Noise multipliers in the plans of statements are rounded, so these are used instead.
-        multipliers = [float(each) for each in contents["noise"]["noise_multipliers"]]
+        sigma, multipliers = None, [float(each) for each in contents["noise"]["noise_multipliers"]]
     else:
+        # What 2.0.0 drew follows from the sensitivity that it states.
         multipliers = [plan["noise_multiplier"] for plan in plans]
+        sigma = multipliers[-1] * plans[-1]["sensitivity"]
     return {
+        "sigma": sigma,
         "horizons": [
             {
                 "num_rounds": plan["num_rounds"],
@@ -372,7 +382,7 @@ def _described_by_statement(contents: Mapping[str, Any]) -> dict[str, Any]:
                 "delta": float(plan["delta"]),
             }
             for plan, multiplier in zip(plans, multipliers, strict=True)
-        ]
+        ],
     }
 
 
@@ -485,11 +495,17 @@ def _describe(
 
 
 def _check_sensitivity(
-    path: pathlib.Path, stated: float, factorization: Factorization, schema: Participation
+    path: pathlib.Path,
+    stated: float,
+    factorization: Factorization,
+    schema: Participation,
+    is_older: bool,
 ) -> None:
     found = factorization.sensitivity(schema).value
+    # Bounds of earlier versions were larger for some matrices, such as those of online trees.
+    most = _LARGEST_EARLIER_BOUND if is_older else 1.0 + _SENSITIVITY_TOLERANCE
     # The comparison is negated so that NaN is refused, too.
-    if not abs(found - stated) <= _SENSITIVITY_TOLERANCE * found:
+    if not (1.0 - _SENSITIVITY_TOLERANCE) * found <= stated <= most * found:
         raise CheckpointError(
             f"{path} states a sensitivity of {stated}, and the matrix beside it has {found}: one "
             "of both was altered, is of something else, or was written by a faulty program."
@@ -517,7 +533,7 @@ def _check_statement(
     stated, found = float(planned["sensitivity"]), factorization.sensitivity(schema).value
     # This version states the sensitivity rounded up to six digits.
     if is_older or rounded_up(found, ".6g") != planned["sensitivity"]:
-        _check_sensitivity(path, stated, factorization, schema)
+        _check_sensitivity(path, stated, factorization, schema, is_older)
 
 
 def _check_configuration(
@@ -540,6 +556,11 @@ def _check_configuration(
 
 def _versions() -> dict[str, Any]:
     return {"format_version": _FORMAT_VERSION, "library_version": version.__version__}
+
+
+def _is_older(contents: Mapping[str, Any]) -> bool:
+    """Returns whether a version before 3.0 wrote the contents of a file."""
+    return int(str(contents.get("library_version", 0)).partition(".")[0]) < 3
 
 
 def _check_version(path: pathlib.Path, found: int) -> None:

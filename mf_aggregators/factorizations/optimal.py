@@ -116,7 +116,7 @@ _GAP_OVER_DISTANCE, _TINY = 2.0, 1e-300
 _EVALUATIONS_OF_SINGLE = 60
 # The first step of a search, relative to a step of the fixed-point iteration: the second is for
 # many participations, where a longer step can leave correlations of nearly one, from which the
-# search does not come back. The last is the most times that X is moved half the way to its diagonal.
+# search does not come back. The last is the most times that X is moved half way to its diagonal.
 _FIRST_STEP, _FIRST_STEP_OF_MANY, _MOST_HALVINGS = 1.5, 0.5, 60
 # A change of an objective up to this is computed from slopes; the objective is a logarithm.
 _SMALL_CHANGE = 1e-6

@@ -113,13 +113,6 @@ def test_the_format_is_what_it_was(
     assert loaded.parameters == factorization.parameters
 
 
-def test_saving_again_replaces_the_checkpoint(tmp_path: pathlib.Path) -> None:
-    checkpoints.save(identity(5), tmp_path / "c")
-    checkpoints.save(identity(6), tmp_path / "c")
-    assert checkpoints.load(tmp_path / "c").num_rounds == 6
-    assert [path.name for path in tmp_path.iterdir()] == ["c"]
-
-
 def test_nothing_else_is_ever_replaced(tmp_path: pathlib.Path) -> None:
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.txt").write_text("one")
@@ -131,7 +124,7 @@ def test_nothing_else_is_ever_replaced(tmp_path: pathlib.Path) -> None:
     assert (tmp_path / "file").read_text() == "two"
 
 
-def test_a_save_that_fails_leaves_nothing_behind(
+def test_a_save_replaces_a_checkpoint_or_leaves_nothing_behind(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoints.save(identity(5), tmp_path / "c")
@@ -143,6 +136,9 @@ def test_a_save_that_fails_leaves_nothing_behind(
     with pytest.raises(CheckpointError):
         checkpoints.save(identity(6), tmp_path / "c")
     assert checkpoints.load(tmp_path / "c").num_rounds == 5
+    monkeypatch.undo()
+    checkpoints.save(identity(6), tmp_path / "c")
+    assert checkpoints.load(tmp_path / "c").num_rounds == 6
     assert [path.name for path in tmp_path.iterdir()] == ["c"]
 
 
@@ -176,9 +172,7 @@ def test_damaged_arrays_with_the_hash_of_their_bytes_are_refused(tmp_path: pathl
     for _ in flipped_bits.flipped(directory / "arrays.npz"):
         contents = (directory / "arrays.npz").read_bytes()
         description["arrays_sha256"] = hashlib.sha256(contents).hexdigest()
-        rest = {name: each for name, each in description.items() if name != "description_sha256"}
-        text = json.dumps(rest, sort_keys=True).encode()
-        description["description_sha256"] = hashlib.sha256(text).hexdigest()
+        description["description_sha256"] = checkpoints._hash_of(description)
         (directory / "factorization.json").write_text(json.dumps(description))
         try:
             checkpoints.load(directory)
@@ -197,10 +191,11 @@ def test_broken_descriptions_are_refused(tmp_path: pathlib.Path, text: str) -> N
         checkpoints.load(directory)
 
 
-def _alter(directory: pathlib.Path, **changes: object) -> None:
+def _alter(directory: pathlib.Path, *, is_forged: bool = False, **changes: object) -> None:
     path = directory / "factorization.json"
-    description = json.loads(path.read_text())
-    description.update(changes)
+    description = json.loads(path.read_text()) | changes
+    if is_forged:
+        description["description_sha256"] = checkpoints._hash_of(description)
     path.write_text(json.dumps(description))
 
 
@@ -214,6 +209,7 @@ def _alter(directory: pathlib.Path, **changes: object) -> None:
         {"errors": {}},
         {"parameters": 3},
         {"errors": None},
+        {"format_version": checkpoints._FORMAT_VERSION + 1},
     ],
 )
 def test_descriptions_that_do_not_fit_are_refused(
@@ -222,13 +218,6 @@ def test_descriptions_that_do_not_fit_are_refused(
     directory = _saved(tmp_path)
     _alter(directory, **changes)
     with refuses("factorization.json", error=CheckpointError):
-        checkpoints.load(directory)
-
-
-def test_newer_formats_are_refused(tmp_path: pathlib.Path) -> None:
-    directory = _saved(tmp_path)
-    _alter(directory, format_version=checkpoints._FORMAT_VERSION + 1)
-    with refuses("format", "mf_aggregators", error=CheckpointError):
         checkpoints.load(directory)
 
 
@@ -253,27 +242,17 @@ def test_the_stated_sensitivity_is_not_trusted(
     assert errors["sensitivity_is_exact"] is is_exact
     checkpoints.load(directory)
     errors["sensitivity"] *= factor
-    _alter(directory, errors=errors)
-    # A forger would make the hash fit as well.
-    path = directory / "factorization.json"
-    description = json.loads(path.read_text())
-    del description["description_sha256"]
-    text = json.dumps(description, sort_keys=True)
-    _alter(directory, description_sha256=hashlib.sha256(text.encode()).hexdigest())
+    _alter(directory, is_forged=True, errors=errors)
     with refuses("sensitivity", error=CheckpointError):
         checkpoints.load(directory)
 
 
 def test_any_other_change_of_the_description_is_noticed(tmp_path: pathlib.Path) -> None:
-    directory = tmp_path / "c"
-    checkpoints.save(identity(4), directory)
     for name, value in (("num_rounds", 5), ("optimality_gap", -1.0)):
-        original = (directory / "factorization.json").read_text()
-        _alter(directory, **{name: value})
+        checkpoints.save(identity(4), tmp_path / name)
+        _alter(tmp_path / name, **{name: value})
         with refuses("factorization.json", "SHA-256", error=CheckpointError):
-            checkpoints.load(directory)
-        (directory / "factorization.json").write_text(original)
-    assert checkpoints.load(directory).num_rounds == 4
+            checkpoints.load(tmp_path / name)
 
 
 def test_arrays_of_a_damaged_archive_are_refused_by_one_error(tmp_path: pathlib.Path) -> None:

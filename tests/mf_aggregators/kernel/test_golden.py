@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import mf_aggregators as mfa
+from mf_aggregators import checkpoints
 from mf_aggregators.privacy.ledgers import Ledger
 
 _GOLDEN = json.loads((pathlib.Path(__file__).parent / "golden_2_0_0.json").read_text())
@@ -283,3 +284,26 @@ def test_online_trees_need_less_noise_than_those_of_2_0_0(factorizations: dict[s
     online = [each for each in _CASES["plan"] if each["of"].startswith("online")]
     ratios = [_computed(each, factorizations)[0] / each["found"][0] for each in online]
     assert np.median(ratios) < 0.97
+
+
+def test_mechanisms_of_2_0_0_keep_the_noise_that_it_drew(
+    factorizations: dict[str, Any], tmp_path: pathlib.Path
+) -> None:
+    # The first case of each kind and schema has the fewest rounds.
+    plans = reversed(_CASES["plan"])
+    cases = {(each["of"].split("-")[0], each["in"].split()[0]): each for each in plans}
+    for number, case in enumerate(cases.values()):
+        before, _, epsilon, _, multiplier = case["found"]
+        folder, schema = tmp_path / str(number), _participation(case["in"], 0)
+        matrix = factorizations[case["of"]]
+        described = mfa.Mechanism(matrix, schema, multiplier).to_dict()
+        del described["sigma"]
+        checkpoints.save(matrix, folder, participation=schema, mechanism=described)
+        file = folder / "factorization.json"
+        contents = json.loads(file.read_text()) | {"library_version": "2.0.0"}
+        contents["errors"]["sensitivity"] = before
+        contents["description_sha256"] = checkpoints._hash_of(contents)
+        file.write_text(json.dumps(contents))
+        loaded = mfa.load(folder)
+        assert loaded.sigma == pytest.approx(multiplier * before, rel=1e-12)
+        assert loaded.guarantee(case["delta"]).epsilon <= epsilon * (1.0 + _TOLERANCE)

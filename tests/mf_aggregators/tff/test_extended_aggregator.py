@@ -171,9 +171,7 @@ def test_a_saved_state_goes_on_and_no_released_bit_changes(
     ("name", "more"),
     [
         ("blt", {"clip_norm": mfa.AdaptiveClip(initial_norm=1.0)}),
-        pytest.param(
-            "banded", {"clip_norm": mfa.AdaptiveClip(initial_norm=1.0)}, marks=pytest.mark.long
-        ),
+        ("banded", {"clip_norm": mfa.AdaptiveClip(initial_norm=1.0)}),
         ("blt", {"metrics": PrivateMetrics((BoundedMetric("loss", 0.0, 1.0),))}),
     ],
     ids=["blt", "banded", "metrics"],
