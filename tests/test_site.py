@@ -56,7 +56,8 @@ def test_every_name_has_an_entry_and_every_class_a_page(tmp_path: pathlib.Path) 
 
 
 @pytest.mark.parametrize(
-    ("default", "shown"), [(NoiseStorage.DISK, "'disk'"), ({"a": 1}, "{'a': 1}"), (print, "...")]
+    ("default", "shown"),
+    [(NoiseStorage.DISK, "'disk'"), ({"a": 1}, "{'a': 1}"), (print, "..."), (1 << 40, "2**40")],
 )
 def test_defaults_are_shown_as_typed(default: object, shown: str) -> None:
     assert repr(reference_pages.typed(default)) == shown
@@ -68,7 +69,7 @@ def test_defaults_are_shown_as_typed(default: object, shown: str) -> None:
     ("lines", "plain"),
     [
         (["The sum of |x|."], [r"The sum of \|x\|."]),
-        (["``|x|`` and `|y|` stay."], ["``|x|`` and `|y|` stay."]),
+        (["``|x|`` and `|y|` stay.", "  m: n."], ["``|x|`` and `|y|` stay.", r"  m: \n."]),
         (
             ["Returns:", "  The rows: all.", "", "Raises:", "  ValueError: If not."],
             [":returns: The rows: all.", "", "Raises:", "  ValueError: If not."],
@@ -312,8 +313,7 @@ def test_files_whose_functions_run(
 def test_the_table_is_part_of_its_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journeys, "files_of", lambda journey: ["mechanism.py", "kernel/claim.py"])
     journeys.table.cache_clear()
-    page = (journeys._LIBRARY.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
-    source = [page]
+    source = [(journeys._LIBRARY.parent / "docs" / "architecture.md").read_text(encoding="utf-8")]
     journeys._with_table(None, "architecture", source)
     assert "| epsilon of timers | 2 | `mechanism`, `kernel/claim` |" in source[0]
     journeys.table.cache_clear()
