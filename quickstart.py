@@ -88,7 +88,7 @@ def check_platform() -> None:
     system, machine = os.uname().sysname, os.uname().machine
     if system != "Linux" or machine != "x86_64":
         raise SetupError(
-            f"TensorFlow Federated 0.87.0 exists for Linux on x86-64 only, this is {system} on "
+            f"TensorFlow Federated 0.87.0 exists only for Linux on x86-64, this is {system} on "
             f"{machine}; 'pip install .' installs the mathematics without it"
         )
     try:
@@ -310,8 +310,8 @@ def sync(uv: str, dev: bool, docs: bool = False, plays: bool = False) -> None:
     status = subprocess.call(command, cwd=str(ROOT), env={**uv_environment(), **variables})
     if status:
         raise SetupError(
-            f"uv could not install the locked packages (exit status {status}, reason above); run "
-            "this again once that is put right, nothing is downloaded twice"
+            f"uv could not install the locked packages (exit status {status}, reason above); mend "
+            "that and run this again; nothing is downloaded twice"
         )
 
 
@@ -358,7 +358,7 @@ def run_tests(arguments: Sequence[str]) -> int:
                 break
         statuses.append(type_check.wait())
         if statuses[-1]:
-            say(f"error: {TYPE_CHECK[0]} found what is printed above")
+            say(f"error: {TYPE_CHECK[0]} found the errors above")
     _end_workers(mark)
     status = next((status for status in statuses if status), 0)
     return status if status >= 0 else 128 - status

@@ -292,7 +292,7 @@ class NoiseSplit:
         if left < 1e-6:
             raise ValueError(
                 f"clipped_count_stddev must be above half the noise multiplier, {z / 2.0:g}, found "
-                f"{sigma:g}: the indicators alone would take all of the guarantee. Use more."
+                f"{sigma:g}: the indicators alone would use up the guarantee. Use a larger one."
             )
         of_updates = z / math.sqrt(left)
         weight = of_updates / sigma

@@ -68,8 +68,8 @@ NOISE_DTYPES = {
 _LARGEST_ROUNDING_OF_A_MEAN = 0.02
 _Enum = TypeVar("_Enum", bound=enum.Enum)
 _NO_TEMPLATE = (
-    "without an update, nothing says what is to be released: call "
-    "aggregator.with_template(an update).{method}, or make the aggregator with template=."
+    "the shapes of updates are not known yet: call aggregator.with_template(an update).{method}, "
+    "or make the aggregator with template=."
 )
 
 # The shape, the dtype's name and the path (``named_leaves``) of each array of an update.
@@ -122,8 +122,8 @@ class Options:
         if mechanism.noise_multiplier == 0.0 and allow_no_noise is not True:
             raise ValueError(
                 "noise_multiplier is 0, which adds no noise and protects nobody: use "
-                "mf_aggregators.accounting.noise_multiplier(epsilon, delta), or say "
-                "allow_no_noise=True for a run without privacy, to compare with."
+                "mf_aggregators.accounting.noise_multiplier(epsilon, delta), or give "
+                "allow_no_noise=True for a baseline without privacy."
             )
         self.mechanism, self.seed, self.metrics = mechanism, _seed_of(seed), metrics
         self.noise_directory = noise_directory
@@ -347,8 +347,8 @@ class Aggregator:
         scheme = self.mechanism.sampling
         if self._template is None and scheme is not None and scheme.has_random_sizes:
             raise ValueError(
-                "the aggregator needs template=, arrays of an update's shapes and dtypes: the "
-                "number of clients is drawn, and a batch without any is released like any other."
+                "the aggregator needs template=, arrays of an update's shapes and dtypes: batch "
+                "sizes are random, and an empty batch is released like any other."
             )
         tensors = None if self._template is None else _tensors_of(self._template)
         clip = None if self._options.rule is None else self._options.rule.first_state
@@ -659,7 +659,7 @@ class Aggregator:
             if described["state_format"] != _STATE_FORMAT:
                 raise ValueError(
                     f"its format is {described['state_format']}, and this version of "
-                    f"mf_aggregators reads format {_STATE_FORMAT} alone: finish a run in the "
+                    f"mf_aggregators reads only format {_STATE_FORMAT}: finish the run with the "
                     "version that began it"
                 )
             tensors = described["tensors"]
@@ -675,8 +675,8 @@ class Aggregator:
         except Exception as error:
             # The contents of a damaged file may be anything.
             raise StateError(
-                f"{os.fspath(path)} holds no state that this aggregator can go on from ({error}): "
-                "use the state and the mechanism of one run."
+                f"{os.fspath(path)} holds no state from which this aggregator can continue "
+                f"({error}): use the state and the mechanism of the same run."
             ) from error
 
     def _of_tensors(self, tensors: _Tensors | None) -> Release:
@@ -699,7 +699,7 @@ class Aggregator:
         """Raises ReleaseError if a release has other noise than the mechanism."""
         if release.noise_digests != self._release.noise_digests:
             raise ReleaseError(
-                "the release has other noise than the mechanism: nothing is released."
+                "the noise to be released is not that of the mechanism: nothing is released."
             )
 
     def _vector_of(self, state: AggregatorState, update: Any) -> list[Any]:
@@ -908,9 +908,9 @@ def _check_rounding(sums: IntegerSums, num_parameters: int) -> None:
     found = _rounding(sums, num_parameters)
     if found > _LARGEST_ROUNDING:
         raise ValueError(
-            f"in sums of {sums.largest_cohort} clients within {sums.bits} bits, rounding could "
-            f"change an update of {num_parameters} parameters by {found:.2g} clip norms, "
-            f"and {_LARGEST_ROUNDING:g} is allowed: use more secure_aggregation_bits or a "
+            f"in secure sums of {sums.largest_cohort} clients with {sums.bits} bits, rounding "
+            f"could change an update of {num_parameters} parameters by {found:.2g} clip norms, and "
+            f"at most {_LARGEST_ROUNDING:g} is allowed: use more secure_aggregation_bits or a "
             "smaller largest_cohort."
         )
 
@@ -928,9 +928,9 @@ def _check_means(sums: IntegerSums, vector_norm: float, *weights: float) -> None
     found = max((step / weight for weight in weights if weight > 0.0), default=0.0)
     if found > _LARGEST_ROUNDING_OF_A_MEAN:
         raise ValueError(
-            f"in sums of {sums.largest_cohort} clients within {sums.bits} bits, rounding could "
-            f"change the unclipped fraction or a private metric by {found:.2g} of its "
-            f"range, and {_LARGEST_ROUNDING_OF_A_MEAN:g} is allowed: use more "
+            f"in secure sums of {sums.largest_cohort} clients with {sums.bits} bits, rounding "
+            f"could change the unclipped fraction or a private metric by {found:.2g} of its range, "
+            f"and at most {_LARGEST_ROUNDING_OF_A_MEAN:g} is allowed: use more "
             "secure_aggregation_bits, a smaller largest_cohort or, for the fraction, a smaller "
             "clipped_count_stddev."
         )
@@ -957,9 +957,9 @@ def _tensor_of(leaf: Any, path: str = "", *, is_array: bool = False) -> tuple[tu
     name = (getattr(array.dtype, "name", None) or str(array.dtype)).removeprefix("torch.")
     if name not in NOISE_DTYPES:
         raise TypeError(
-            f"noise can be added to {', '.join(NOISE_DTYPES)} arrays, found one of dtype "
-            f"{name} and shape {tuple(array.shape)}{path and f' at {path}'}: leave integers and "
-            "flags out of what is aggregated, or cast them."
+            f"noise can be added to {', '.join(NOISE_DTYPES)} arrays, found one of dtype {name} "
+            f"and shape {tuple(array.shape)}{path and f' at {path}'}: leave integers and booleans "
+            "out of the updates, or cast them to floats."
         )
     return tuple(int(size) for size in array.shape), name
 
@@ -1024,7 +1024,7 @@ def check_same(
             )
             raise ValueError(
                 f"an update must have {one}, found {other}: names, containers, shapes and dtypes "
-                "are those of the run's first update, or of its template or query."
+                "must be those of the run's first update, or of its template or query."
             )
 
 

@@ -148,7 +148,7 @@ def fetch(
                 raise ValueError("its checksum or its description differs")
             return from_json(contents[field])
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            said = f"{entry} is damaged ({error}). It is computed again."
+            said = f"{entry} is damaged ({error}). Its value is computed again."
             warnings.warn(said, CacheWarning, stacklevel=2)
     value = compute()
     contents = {"description": description, field: to_json(value)}

@@ -48,48 +48,49 @@ class _Option(NamedTuple):
 _OPTIONS: Mapping[str, _Option] = {
     "num_bands": _Option(
         int,
-        "The bands of C; for banded_inverse, those of its inverse. Default: the separation for "
-        "banded and toeplitz, and all n for toeplitz without one. For banded_inverse, 16; "
-        "mf-factorize needs it.",
+        "The number of bands of C; for banded_inverse, of C^-1. Default: the separation for banded "
+        "and toeplitz (without one, n for toeplitz), and 16 for banded_inverse, for which "
+        "mf-factorize requires it.",
     ),
     "num_buffers": _Option(
         int,
-        "The buffers of the noise, 1 to 8. Default: 4; mf-factorize chooses by accuracy.",
+        "The number of buffers, 1 to 8. Default: 4; mf-factorize chooses it by --accuracy.",
     ),
     "accuracy": _Option(
         float,
-        "How far the error may be above that of 8 buffers, relative to it, where the fewest "
-        "buffers are chosen. Default: 0.01.",
+        "Without --num_buffers: the fewest buffers are used whose error is at most this share "
+        "above the error of 8 buffers. Default: 0.01.",
     ),
     "decoder": _Option(
         ("online", "full"),
-        "How sums are estimated: from the nodes below alone, or from all nodes. Default: online.",
+        "How sums are estimated: from the nodes below them (online), or from all nodes (full). "
+        "Default: online.",
     ),
     "error": _Option(
         "error",
-        "What is minimised: the mean squared error over rounds (mean), that of the worst (max), or "
-        "the mean with the weights of a text file, one a line for each round. Default: mean.",
+        "The error to minimise: the mean squared error over rounds (mean), that of the worst round "
+        "(max), or the mean with weights from a text file, one line for each round. Default: mean.",
     ),
     "coefficients": _Option(
         ("optimised", "square_root"),
-        "Where coefficients come from: an optimiser, or the square root of the prefix sums. "
-        "Default: optimised.",
+        "The coefficients: optimised, or those of the square root of the workload. Default: "
+        "optimised.",
     ),
     "equal_column_norms": _Option(
         bool,
-        "Whether C has equal column norms; columns of toeplitz are scaled to them, and rows and "
-        "columns of blt. Default: true for banded, and false for toeplitz, blt and optimal.",
+        "Whether all columns of C have the same norm. toeplitz scales its columns afterwards; blt "
+        "and banded_inverse scale rows and columns. Default: true for banded, otherwise false.",
     ),
     "relative_gap": _Option(
         float,
         "The certified relative gap of the squared error at which the search stops. Default: 1e-5 "
-        "for banded, and 1e-3 for the maximum; 1e-6 for optimal, and for clients that return 5e-6, "
-        "or 1e-3 for the maximum.",
+        "for banded, or 1e-3 with --error=max; 1e-6 for optimal, or if clients return 5e-6, with "
+        "--error=max 1e-3.",
     ),
-    "num_diagonals": _Option(int, "The diagonals h that are kept as they are."),
-    "rank": _Option(int, "The rank r of what stands in the place of the rest."),
+    "num_diagonals": _Option(int, "The number h of diagonals that are kept exactly. Required."),
+    "rank": _Option(int, "The rank r of the approximation of all other entries. Required."),
     "base_checkpoint": _Option(
-        "checkpoint", "The factorization that is approximated. Default: optimal, computed anew."
+        "checkpoint", "The factorization to approximate. Default: optimal, which is computed first."
     ),
 }
 # The options that training runs have as flags, too; both are at least 1.
@@ -330,8 +331,8 @@ def _structured(
     if base is None and workload.name != "prefix_sum":
         raise _OptionError(
             "--mechanism=structured approximates the optimum for prefix sums: for "
-            f"--workload={workload.name} name a factorization to approximate by "
-            "--base_checkpoint, or use a mechanism for any workload."
+            f"--workload={workload.name} give a factorization to approximate by --base_checkpoint, "
+            "or use another mechanism."
         )
     if base is None:
         base = factorizations.optimal(workload, participation, show_progress=show_progress)
@@ -388,7 +389,7 @@ def _bands(clients: Clients) -> list[Variant]:
         ]
     found = []
     if affordable < clients.separation:
-        reason = f"keeps more noise than allowed; bands that fit: {affordable}"
+        reason = f"keeps more noise than allowed; at most {affordable} bands fit"
         found.append(Variant("banded", {"num_bands": clients.separation}, reason=reason))
     most = _MOST_ROUNDS_OF_DENSE_SEARCHES
     if rounds <= most:

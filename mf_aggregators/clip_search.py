@@ -109,17 +109,17 @@ def of_run(
     """
     rounds = numbers.positive_integer(num_rounds, "num_rounds")
     if rounds < _FEWEST_ROUNDS:
-        raise ValueError(f"a search takes at least {_FEWEST_ROUNDS} rounds, found {rounds}.")
+        raise ValueError(f"a search needs at least {_FEWEST_ROUNDS} rounds, found {rounds}.")
     if run.sampling is not None:
         raise ValueError(
-            f"a search is for clients that keep to a schema, not for {run.sampling.name} sampling: "
-            "accounting.composed_epsilon composes two runs of those."
+            f"a search needs clients that keep to a schema, found {run.sampling.name} sampling: "
+            "for two sampled runs, use accounting.composed_epsilon."
         )
     needed = noise_of_run(noise_multiplier, share)
     if run.noise_multiplier < needed:
         raise ValueError(
-            f"the run needs a noise multiplier of {needed!r} beside a search, and has "
-            f"{run.noise_multiplier!r}: noise_of_run says it."
+            f"the run must have a noise multiplier of at least {needed!r}, that of noise_of_run, "
+            f"found {run.noise_multiplier!r}."
         )
     separation = min(run.noise_reference.separation_in(run.num_rounds), rounds)
     most = min(run.noise_reference.most_participations(run.num_rounds), -(-rounds // separation))

@@ -59,7 +59,7 @@ _ENFORCEMENT = (
     "The server asks a client only in rounds that the schema allows, by the name that the client "
     "says; that each client keeps one name is not checked."
 )
-_COUNTS = "the strategy, which sums updates of the clients in its ledger alone"
+_COUNTS = "the strategy, which sums only updates of clients in its ledger"
 _log = logging.getLogger("flwr")
 
 
@@ -157,8 +157,8 @@ class MatrixFactorization(Strategy):
         least = max(strategy.min_train_nodes, strategy.min_available_nodes)
         if strategy.fraction_train != 1.0 or least > self._cohort_size:
             raise ValueError(
-                "the wrapped strategy draws no clients: leave its fraction_train at 1, and give it "
-                f"min_train_nodes and min_available_nodes of at most {self._cohort_size}."
+                "the wrapped strategy must not draw clients: leave its fraction_train at 1, and "
+                f"give it min_train_nodes and min_available_nodes of at most {self._cohort_size}."
             )
         self._aggregator = Aggregator(
             mechanism, clip_norm, clients_per_round, noise_directory=directory, **options
@@ -166,7 +166,7 @@ class MatrixFactorization(Strategy):
         if mechanism.sampling is not None:
             raise ValueError(
                 f"mechanism has the sampling scheme {mechanism.sampling.name}, whose draws are "
-                "secret, and cohorts here keep to a schema: give it one, such as MinSeparation."
+                "secret, and this strategy needs a participation schema, such as MinSeparation."
             )
         self._strategy = strategy
         self._mechanism = mechanism
@@ -216,7 +216,7 @@ class MatrixFactorization(Strategy):
         if total > self._mechanism.num_rounds:
             raise ReleaseError(
                 f"num_rounds is {total}, and the mechanism has noise for "
-                f"{self._mechanism.num_rounds} rounds: ask for no more, or extend it."
+                f"{self._mechanism.num_rounds} rounds: use at most as many, or extend it."
             )
         done = self._begin(initial_arrays)
 
@@ -247,7 +247,7 @@ class MatrixFactorization(Strategy):
           StateError: If there is no run, or saved files are damaged or of another mechanism.
         """
         if not self._load_newest():
-            raise StateError(f"{self._directory} has no run, and no round of one to give up.")
+            raise StateError(f"{self._directory} has no run, so that there is no round to spend.")
         i = self._running().round_index
         self._state = self._aggregator.spend(self._running())
         self._save()
@@ -272,7 +272,7 @@ class MatrixFactorization(Strategy):
           ValueError: As there.
         """
         if self._state is None and not self._load_newest():
-            raise StateError(f"{self._directory} has no run to make a statement of.")
+            raise StateError(f"{self._directory} has no run for a statement.")
         known = dataclasses.replace(
             self._aggregator.known_facts(
                 self._running(), "the Flower strategy MatrixFactorization"
@@ -302,7 +302,7 @@ class MatrixFactorization(Strategy):
         self._asked = set(nodes)
         messages = list(self._configured(arrays, config, nodes))
         if sorted(each.metadata.dst_node_id for each in messages) != sorted(nodes):
-            raise _RoundError("the wrapped strategy asks other clients than those of the round.")
+            raise _RoundError("the wrapped strategy asked other clients than those of the round.")
         return messages
 
     def aggregate_train(
@@ -332,7 +332,7 @@ class MatrixFactorization(Strategy):
 
     def _running(self) -> AggregatorState:
         if self._state is None:
-            raise _RoundError("the strategy has no run: call its start().")
+            raise _RoundError("the strategy has no run: call start() first.")
         return self._state
 
     def _configured(
@@ -450,7 +450,7 @@ class MatrixFactorization(Strategy):
                 ledgers.check_names([name])
                 self._names[node] = name
             except (KeyError, TypeError, ValueError) as error:
-                _log.warning("node %d says no name, and takes no part: %s", node, error)
+                _log.warning("node %d gave no name, and takes no part: %s", node, error)
         named = {node: name for node, name in self._names.items() if node in connected}
         number = collections.Counter(named.values())
         # Two nodes with the same name may be one client, so they are left out.
@@ -479,7 +479,7 @@ class MatrixFactorization(Strategy):
         if not self._load_newest():
             if self._ledger_path.exists() or (self._directory / "released").exists():
                 raise StateError(
-                    f"{self._directory} has rounds, and no model of them. {_WHAT_TO_DO}"
+                    f"{self._directory} has files of rounds, but no model. {_WHAT_TO_DO}"
                 )
             self._state = self._aggregator.with_template(self._arrays).initialize()
             self._save()
@@ -487,8 +487,8 @@ class MatrixFactorization(Strategy):
         # A saved sum is kept until a mechanism with a row for its round is used.
         if unfinished.exists() and self._running().round_index >= self._mechanism.num_rounds:
             raise ReleaseError(
-                f"{unfinished} is of a round that the mechanism of {self._mechanism.num_rounds} "
-                "rounds does not have: go on with the one that extends it."
+                f"{unfinished} belongs to a round after the {self._mechanism.num_rounds} rounds of "
+                "the mechanism: use the mechanism that extends it."
             )
         self._mechanism.save(self._directory / "mechanism")
         if unfinished.exists():
@@ -534,7 +534,7 @@ class MatrixFactorization(Strategy):
             self._rounds = dict(zip(ledger.client_ids, rounds, strict=True))
         if self._digest(i) != digest:
             raise LedgerError(
-                f"{self._ledger_path} or the state is not that of {path}. {_WHAT_TO_DO}"
+                f"{self._ledger_path} or the state does not belong to {path}. {_WHAT_TO_DO}"
             )
         for (attribute, kind), items in nests.items():
             nest = {"list": list(items.values()), "dict": items}.get(kind)

@@ -104,7 +104,7 @@ def check_words(text: str | None, name: str) -> None:
       ValueError: If the text is empty, or has line ends or invisible characters.
     """
     if text is not None and not (text.strip() and text.isprintable()):
-        raise ValueError(f"{name} must be words in one line, found {numbers.shown(text)}.")
+        raise ValueError(f"{name} must be a text of one line, found {numbers.shown(text)}.")
 
 
 def square_matrix(matrix: Any, name: str) -> FloatArray:
@@ -184,7 +184,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         twice = [key for key, _ in pairs if sum(key == each for each, _ in pairs) > 1]
-        raise ValueError(f"the key {twice[0]!r} is there twice")
+        raise ValueError(f"the key {twice[0]!r} occurs twice")
     return found
 
 
@@ -246,7 +246,7 @@ def check_memory(needed_bytes: float, what: str, advice: str) -> None:
     available = _available_bytes()
     if needed_bytes > available:
         raise _InsufficientMemoryError(
-            f"{what} needs {_readable(needed_bytes)} of memory at least, and "
+            f"{what} needs at least {_readable(needed_bytes)} of memory, and "
             f"{_readable(available)} are available: {advice}."
         )
 

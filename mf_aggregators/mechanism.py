@@ -415,8 +415,8 @@ class Mechanism:
         """
         if self.sampling is not None:
             raise ValueError(
-                f"the scheme {self.sampling.name} draws clients for all of its rounds, which its "
-                "guarantee rests on: a run with it cannot be extended."
+                f"the guarantee of {self.sampling.name} sampling is for all rounds of the scheme: "
+                "a run with it cannot be extended."
             )
         schema = (
             self.noise_reference if participation is None else participations.check(participation)
@@ -459,7 +459,7 @@ class Mechanism:
 
             most = _most_rounds(self.num_rounds, num_rounds, is_possible)
             raise ExtensionError(
-                f"{str(error).rstrip('.')}; at most {most} rounds are possible, to within 1 %."
+                f"{str(error).rstrip('.')}; at most about {most} rounds are possible (to 1 %)."
             ) from error
         return dataclasses.replace(whole, noise_multiplier=multiplier)
 
@@ -567,7 +567,7 @@ class Mechanism:
             sigma = sigma if run.composes_amplified else run.noise_multiplier
         if _MOST_LOSSES * interval < 0.5 / sigma**2 + 12.0 / sigma:
             raise ValueError(
-                f"losses of so little noise take more than {_MOST_LOSSES} multiples of the "
+                f"the losses of so little noise need more than {_MOST_LOSSES} steps of the "
                 f"interval {interval:g}: use a larger interval."
             )
         if run is None:
@@ -646,9 +646,9 @@ class Mechanism:
                     multiplier = sigma / sensitivity
                 mechanism = cls(matrix, taking_part, multiplier, mechanism)
         except (KeyError, TypeError) as error:
-            raise ValueError(f"it describes no mechanism ({error})") from error
+            raise ValueError(f"it does not describe a mechanism ({error})") from error
         if mechanism is None or mechanism.num_rounds != factorization.num_rounds:
-            raise ValueError(f"it describes none of {factorization.num_rounds} rounds")
+            raise ValueError(f"its mechanism does not have {factorization.num_rounds} rounds")
         return mechanism
 
     def save(
@@ -930,18 +930,18 @@ def _check_extends(mechanism: Mechanism) -> None:
     if before is None:
         return
     if mechanism.sampling is not None or before.sampling is not None:
-        raise ValueError("a run whose clients a sampling scheme draws cannot be extended.")
+        raise ValueError("a run with a sampling scheme cannot be extended.")
     if not before.factorization.has_same_matrix(factorization.at_horizon(before.num_rounds)):
-        raise ValueError("the factorization does not extend that of the horizon before.")
+        raise ValueError("the factorization does not extend that of the previous horizon.")
     _check_extended(
         {each.num_rounds: each.noise_reference for each in horizons}, mechanism.noise_reference
     )
     found = _divided(before, factorization.sensitivity(mechanism.noise_reference).value)
     if mechanism.noise_multiplier > found * (1.0 + _TOLERANCE):
         raise ValueError(
-            f"the whole run is stated to have the noise multiplier {mechanism.noise_multiplier!r}, "
-            f"and its noise, which stays what it was, has {found!r} for the rounds and "
-            "participations of the whole: state that one, or less."
+            f"the noise multiplier of the extended run is {mechanism.noise_multiplier!r}, and its "
+            f"noise, which an extension does not change, is only enough for {found!r}: give at "
+            "most that."
         )
 
 
@@ -979,7 +979,7 @@ def _check_extended(earlier: Mapping[int, Participation], whole: Participation) 
         if not participations.check(after).allows(before, num_rounds):
             name = "extended horizon" if following is None else f"horizon of {following} rounds"
             raise ValueError(
-                f"the horizon of {num_rounds} rounds allows {before}, and the {name} {after}: what "
-                f"took place already may be more than the {name} allows. Keep the separation, and "
-                "at least as many participations."
+                f"the horizon of {num_rounds} rounds allows {before}, and the {name} {after}: past "
+                f"participations may break the {name}. Keep the separation, and at least as many "
+                "participations."
             )

@@ -68,13 +68,13 @@ class Observed:
         if ledger.num_rounds > mechanism.num_rounds:
             raise ValueError(
                 f"{ledger.num_rounds} rounds were released, and the mechanism is for "
-                f"{mechanism.num_rounds}: the noise of some rounds cannot have come from it."
+                f"{mechanism.num_rounds}: give the mechanism of the run."
             )
         if isinstance(ledger, RoundTimes):
             if mechanism.sampling is not None:
                 raise ValueError(
-                    "the times of rounds show nothing of the draws of "
-                    f"{mechanism.sampling.name}: give the ledger of the run."
+                    f"the times of rounds do not show the draws of {mechanism.sampling.name}: give "
+                    "the ledger of the run."
                 )
             found = ledger.participation()
             return cls(
@@ -296,16 +296,16 @@ def _observed_draws(
     if ledger.sampling is None:
         if seed is not None:
             raise ValueError(
-                "the ledger does not record how its clients were drawn, and so not whom each draw "
-                "of the sampler means: give the participation.npz of the run, or no sampling_seed."
+                "the ledger does not record its sampling scheme, so that draws cannot be matched "
+                "with clients: give the participation.npz of the run, or no sampling_seed."
             )
         # The ledger does not name clients that were never drawn.
         num_clients = max(num_clients, scheme.population)
     if (ledger.sampling is not None or sampler is not None) and ledger.sampling != scheme:
-        deviation = "the ledger records another way of drawing clients"
+        deviation = "the ledger records another sampling scheme"
         return Observed(mechanism, ledger, found, False, deviation)
     if sampler is not None and sampler.scheme != scheme:
-        raise ValueError("the sampler draws by another scheme than that of the mechanism.")
+        raise ValueError("the sampler has another sampling scheme than the mechanism.")
     if sampler is not None and not scheme.has_groups:
         # The sampler may know absent clients: absences do not count as deviations here.
         unlike = sampler.deviation(num_clients, cohorts)

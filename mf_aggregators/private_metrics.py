@@ -74,8 +74,7 @@ class BoundedMetric:
         if not least <= self.range <= FLOAT32_RANGE[1]:
             raise ValueError(
                 f"the range of {self.name}, {self.smallest!r} to {self.largest!r}, is too narrow "
-                "or too wide for float32 arithmetic: report the difference from one end, or in "
-                "another unit."
+                "or too wide for float32: report the difference from one end, or in another unit."
             )
 
     @property
@@ -109,7 +108,7 @@ class PrivateMetrics:
         inputs.check_types(self, "metrics")
         names = [metric.name for metric in self.metrics]
         if not names or len(set(names)) < len(names):
-            raise ValueError("private metrics must be at least one, each with a name of its own.")
+            raise ValueError("there must be a private metric, and each name must be unique.")
         if numbers.positive_number(self.noise_increase, "noise_increase") < _LEAST_INCREASE:
             raise ValueError(
                 f"noise_increase must be at least {_LEAST_INCREASE:g}, to split noise."

@@ -85,9 +85,9 @@ def load_seed(path: str | os.PathLike[str]) -> int:
         raise _SeedError(f"{path} cannot be read: {error.strerror}.") from error
     except (ValueError, KeyError, TypeError) as error:
         raise _SeedError(
-            f"{path} holds no seed of a data sampler: a run keeps its own in "
-            "checkpoints/sampling_seed.json."
+            f"{path} has no seed of a data sampler: give the checkpoints/sampling_seed.json of a "
+            "run."
         ) from error
     if seed < 0:
-        raise _SeedError(f"{path} holds a negative seed.")
+        raise _SeedError(f"{path} has a negative seed.")
     return seed

@@ -123,11 +123,11 @@ def find(
     """
     tried = [numbers.positive_number(rate, "rate") for rate in rates]
     if not tried or any(a >= b for a, b in itertools.pairwise(tried)):
-        raise ValueError("a search needs a rate, and each further rate must be larger.")
+        raise ValueError("a search needs at least one rate, in increasing order.")
     if len(tried) != len(search):
         # Each short run uses its part of the budget, so none may be left out.
         raise ValueError(
-            f"a search needs a rate for each of {len(search)} short runs, found {len(tried)}."
+            f"a search needs {len(search)} rates, one for each short run, found {len(tried)}."
         )
     numbers.positive_number(clip_norm, "clip_norm")
     each_run = search[0]

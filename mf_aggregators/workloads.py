@@ -286,8 +286,8 @@ class Workload:
         unknown = parameters.keys() - {"momentum", "learning_rates"}
         if unknown:
             raise ValueError(
-                f"the workload {name} with {', '.join(sorted(unknown))} is none of this version: "
-                f"name another one ({' or '.join(f'--workload={each}' for each in _NAMES)})."
+                f"the workload {name} with {', '.join(sorted(unknown))} is unknown here: give "
+                f"another one ({' or '.join(f'--workload={each}' for each in _NAMES)})."
             )
         try:
             if parameters.get("learning_rates") is not None:

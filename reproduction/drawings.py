@@ -33,7 +33,7 @@ def draw(drawing: Drawing) -> matplotlib.figure.Figure:
       ValueError: If there is no such kind of figure.
     """
     if drawing.kind not in _KINDS:
-        raise ValueError(f"there is no figure of the kind {drawing.kind!r}.")
+        raise ValueError(f"the kind of figure {drawing.kind!r} is unknown.")
     return _KINDS[drawing.kind](drawing.data)
 
 

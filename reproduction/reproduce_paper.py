@@ -73,7 +73,7 @@ def experiments_named(names: Sequence[str]) -> list[Experiment]:
             }
             continue
         command_line.check_choice(
-            name in known, f"--only knows no experiment {name!r}; --list prints the names."
+            name in known, f"--only has the unknown experiment {name!r}; --list prints the names."
         )
         wanted.add(name)
     command_line.check_choice(bool(wanted), "--only names no experiment; --list prints the names.")
@@ -84,19 +84,20 @@ def define_flags(values: flags.FlagValues) -> None:
     """Defines the command's flags.
 
     Flags:
-      only: The experiments: names that --list prints; 'numbers' for all that need no training,
-        within the hour; 'training' for those that train, for many hours.
-      list: Only print the experiments.
-      dataset: What experiments train on: scaled down, on text that is here, or at the papers' size
-        (a download, and days of many machines); fashion-mnist and shakespeare are of the
-        experiments of these names, in minutes.
+      only: The experiments, separated by commas: names that --list prints; 'numbers' for all that
+        need no training, within the hour; 'training' for those that train, for many hours.
+      list: Whether to print only the list of experiments.
+      dataset: The data of experiments that train: docstrings, scaled down; stackoverflow or
+        cifar10, at the papers' size (a download, and days on many machines); fashion-mnist or
+        shakespeare, for the experiments of these names, in minutes.
       repetitions: The number of runs of each configuration that trains.
-      targets: The epsilons whose configurations are trained, with commas. Default: all that an
-        experiment has.
+      targets: The epsilons whose configurations are trained, separated by commas. Default: all
+        epsilons of an experiment.
       workers: The addresses host:port,... of TFF worker processes that train the clients, each
         started by start-tff-worker. Default: one process that each run starts on this machine.
-      output_dir: Where results and the report go.
-      cache_dir: Where factorizations are cached. Default: in the user's cache directory.
+      output_dir: The directory of the results and of the report.
+      cache_dir: The directory in which factorizations are cached. Default: in the user's cache
+        directory.
     """
     texts = flag_fields.texts_of(define_flags)
     group = FlagGroup(values, "Experiments")
@@ -168,7 +169,7 @@ def _targets(values: flags.FlagValues) -> tuple[float, ...] | None:
         found = tuple(float(target) for target in values.targets)
     except ValueError as error:
         raise CommandError(
-            f"--targets takes epsilons with commas, found {','.join(values.targets)}."
+            f"--targets takes epsilons separated by commas, found {','.join(values.targets)}."
         ) from error
     command_line.check_choice(bool(found), "--targets names no epsilon.")
     return found
@@ -197,7 +198,7 @@ def _trainable(
         # skipped.
         command_line.check_choice(experiment.name not in values.only, reason)
         skipped.append(reason)
-    command_line.check_choice(bool(found), "nothing that --only names can be trained like that.")
+    command_line.check_choice(bool(found), "no experiment of --only can be trained so.")
     if targets is not None:
         known = {
             target for each in found if each.targets for target in each.targets[values.dataset]
@@ -205,7 +206,7 @@ def _trainable(
         unknown = [f"{target:g}" for target in targets if known and target not in known]
         command_line.check_choice(
             not unknown,
-            f"--targets has {', '.join(unknown)}, of which nothing chosen has configurations.",
+            f"--targets has {', '.join(unknown)}, which no chosen experiment trains.",
         )
     return found, skipped
 
@@ -267,7 +268,7 @@ def _write_report(directory: pathlib.Path) -> None:
         try:
             loaded = results.load(name, directory)
         except results.DamagedResultError as error:
-            _say(f"{error} It is not in the report: compute it again.")
+            _say(f"{error} The report leaves it out: compute it again.")
             continue
         if loaded is not None:
             found.append(loaded)

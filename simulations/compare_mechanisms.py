@@ -37,13 +37,13 @@ MARKDOWN_FILE = "comparison.md"
 # Flags that --flags may not contain, each with the reason for a message.
 _NOT_HANDED_ON: Mapping[str, str] = {
     "output_dir": "each run has a directory of its own in --output_dir",
-    "mechanism": "--mechanisms names them",
-    "checkpoint": "--mechanisms names what is compared",
-    "format": "the results of runs are read as JSON",
+    "mechanism": "--mechanisms names the mechanisms",
+    "checkpoint": "only built-in mechanisms are compared",
+    "format": "runs print JSON, which is read",
     "noise_directory": "runs that share one would share their noise",
     "seed": "repetitions with a fixed seed are the same run, without a guarantee",
-    "cohort_seed": "each repetition has one of its own",
-    "flagfile": "name its flags themselves",
+    "cohort_seed": "each repetition has its own",
+    "flagfile": "name the flags of the file themselves",
 }
 # Flags that a run with --mechanism=none refuses, and that only private runs are handed.
 _OF_PRIVATE_RUNS = (
@@ -89,13 +89,13 @@ def define_flags(values: flags.FlagValues) -> None:
     """Defines the flags of compare-mechanisms.
 
     Flags:
-      mechanisms: The mechanisms to compare, with commas.
+      mechanisms: The mechanisms to compare, separated by commas.
       repetitions: The number of runs with each mechanism.
       command: The command that trains.
       flags: The flags of that command for every run, in quotes: --flags='--num_rounds=100
-        --clip_norm=1'. A run of --mechanism=none is not handed flags on noise, audits and private
-        metrics, which it would refuse.
-      output_dir: Where runs, their logs and results, and the comparison go. Required.
+        --clip_norm=1'. Runs with --mechanism=none do not get the flags of noise, audits and private
+        metrics, which they would refuse.
+      output_dir: The directory of the runs, their logs and results, and the comparison. Required.
     """
     texts, group = flag_fields.texts_of(define_flags), FlagGroup(values, "Runs")
     usual = ["none", "blt", "banded", "tree", "identity"]
@@ -177,11 +177,11 @@ def _report(
     together = run_comparisons.composition(finished.values())
     if any(run.is_observed for run in finished.values()):
         notes.append(
-            "The epsilons of runs that broke their plan, and with them that of all runs together, "
-            f"hold {ONLY_IF}."
+            "The epsilons of runs that broke their plan, and hence of all runs together, hold "
+            f"{ONLY_IF}."
         )
     if any(run.seconds is None for run in finished.values()):
-        notes.append("Runs that were cut off and resumed do not count towards the minutes.")
+        notes.append("The minutes leave out runs that were interrupted and resumed.")
     tables = [run_comparisons.to_markdown(rows)]
     if differences:
         tables.append(run_comparisons.pairs_to_markdown(differences))

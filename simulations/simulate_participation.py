@@ -50,8 +50,8 @@ _MOST_IN_LEDGER = 1_000_000
 _FIRST_ROUND = datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc)
 # A caveat for the statement if timers count time and not rounds.
 _ON_WALL_CLOCKS = (
-    "Timers by the wall clock enforce no separation: with other devices, or slower rounds, it may "
-    "be smaller."
+    "Timers by the wall clock do not enforce a separation: with other devices, or slower rounds, "
+    "it may be smaller."
 )
 # A low estimate of the memory for each participation, in the cohorts and in their summary.
 _BYTES_PER_PARTICIPATION = 40
@@ -115,23 +115,23 @@ class Simulation:
 
     Attributes:
       population: The number of devices. Required.
-      clients_per_round: The number of uploads that a round needs, and that its sum is divided by.
+      clients_per_round: The number of uploads that a round needs, by which its sum is divided.
         Required.
       num_rounds: The number of rounds. Default: those of --checkpoint, or 2000.
       separation: The separation b: two participations i, j of one device satisfy |i - j| >= b.
         Timers by rounds enforce it, and the noise is planned for it. Default: that of --checkpoint.
-      max_participations: The most participations of a device. Default: as many as fit.
-      seed: The seed of everything that is drawn.
-      seeds: How many simulations suggest a separation where none is planned, with --seed and the
-        seeds after it.
-      margin: By which share a suggested separation stays below the smallest of all seeds, and the
-        participations above the most.
-      checkpoint: A checkpoint directory, which adds the guarantee that follows. That of a
-        Mechanism, as mf-plan and mf-factorize save it, has the noise as well; what says otherwise
-        is refused.
-      output: A .npz file for the ledger of who took part when, for at most 1,000,000 devices.
-      write_round_times: A text file for when each round started and ended, which mf-report
-        --round_times reads. The first round starts at 2026-01-01T00:00:00+00:00.
+      max_participations: The most participations of a device. Default: as many as fit into the
+        rounds.
+      seed: The seed of the simulation.
+      seeds: Without a planned separation: the number of simulations from which one is suggested,
+        with --seed and the seeds after it.
+      margin: The share by which a suggested separation is below the smallest separation of all
+        seeds, and the suggested participations are above the most.
+      checkpoint: A checkpoint directory, which adds the guarantee that follows. A Mechanism, as
+        mf-plan and mf-factorize save it, also has the noise; flags that contradict it are refused.
+      output: A .npz file to write, the ledger of all participations, for at most 1,000,000 devices.
+      write_round_times: A text file to write, with the start and the end of each round, which
+        mf-report --round_times reads. The first round starts at 2026-01-01T00:00:00+00:00.
 
     Raises:
       ValueError: If a number is out of its range.
@@ -175,21 +175,21 @@ def main(values: flags.FlagValues) -> int | None:
     command_line.check_choice(
         multiplier is None or values.delta < 1.0 / values.population,
         f"--delta={values.delta:g} is not below 1 / {values.population}: a mechanism that "
-        "publishes one device's data whole would satisfy it. Use a smaller one.",
+        "publishes all data of one device would satisfy it. Use a smaller one.",
     )
     for name in ("noise_multiplier", "target_epsilon", "target_rho"):
         command_line.check_choice(
             schema is not None or values[name].value is None,
-            f"--{name} is relative to a plan: give --separation or a --checkpoint as well.",
+            f"--{name} needs a plan: give --separation or a --checkpoint as well.",
         )
     for name in ("seeds", "margin"):
         command_line.check_choice(
             schema is None or not values[name].present,
-            f"--{name} belongs to a suggestion, and there is a plan already: leave one out.",
+            f"--{name} is for suggestions, and there is a plan already: leave out one of them.",
         )
     command_line.check_choice(
         factorization is None or multiplier is not None,
-        "--checkpoint needs --noise_multiplier, --target_epsilon or --target_rho, if it has none.",
+        "--checkpoint has no noise: give --noise_multiplier, --target_epsilon or --target_rho.",
     )
     num_rounds = _num_rounds(values, factorization)
     population = _population(values, schema, values.seed)
@@ -232,7 +232,8 @@ def _check_flags(values: flags.FlagValues) -> None:
     Simulation(**{name: values[name].value for name in flag_fields.fields_of(Simulation)})
     command_line.check_choice(
         values.output is None or values.population <= _MOST_IN_LEDGER,
-        f"--output names every client: --population must be at most {_MOST_IN_LEDGER} with it.",
+        f"with --output, --population must be at most {_MOST_IN_LEDGER}, because a ledger names "
+        "all clients.",
     )
     names = ("output", "write_round_times")
     written = {name: path for name in names if (path := values[name].value) is not None}
@@ -252,7 +253,8 @@ def _write_round_times(device_rounds: list[DeviceRound], round_seconds: float, p
             lines.append(f"{each.round_index},{start.isoformat()},{end.isoformat()}")
     except OverflowError:
         raise command_line.CommandError(
-            "--write_round_times: the rounds take longer than dates go: use fewer --round_minutes."
+            "--write_round_times: the rounds end after the last possible date: use fewer "
+            "--round_minutes."
         ) from None
     with command_line.naming("write_round_times"):
         atomic_files.write(path, "\n".join([*lines, ""]))
@@ -268,7 +270,7 @@ def _num_rounds(values: flags.FlagValues, factorization: Factorization | None) -
     )
     inputs.check_memory(
         _BYTES_PER_PARTICIPATION * num_rounds * values.clients_per_round,
-        f"what {values.clients_per_round} devices in each of {num_rounds} rounds do",
+        f"the simulation of {values.clients_per_round} devices in each of {num_rounds} rounds",
         "use fewer rounds or fewer clients per round",
     )
     return num_rounds
@@ -381,7 +383,7 @@ def _planned(
     if saved is not None:
         command_line.check_choice(
             saved.sampling is None and not saved.noise_reference.is_evenly_spaced,
-            f"--checkpoint={values.checkpoint} is for {saved.participation}, and no timers.",
+            f"--checkpoint={values.checkpoint} is for {saved.participation}, not for timers.",
         )
         factorization, schema = saved.factorization, saved.noise_reference
         multiplier = saved.noise_multiplier if multiplier is None else multiplier
@@ -517,7 +519,7 @@ def _statement(fields: dict[str, Any], by_wall_clock: bool) -> str:
     if fields["keeps_plan"]:
         found += f"\nThe plan was kept: {planned}."
     else:
-        found += f"\nPlanned was {planned}; those that kept the schema still have it."
+        found += f"\nThe plan was {planned}; devices that kept the schema still have it."
     if "realised_epsilon" not in fields:
         return found
     found += (

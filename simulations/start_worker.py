@@ -46,8 +46,7 @@ def define_flags(values: flags.FlagValues) -> None:
     group.integer("port", "The TCP port to listen on.", 8000)
     group.integer(
         "max_concurrent_computation_calls",
-        "How many clients are computed at the same time at most, to bound memory. Default: no "
-        "limit.",
+        "The most clients that are computed at the same time, to bound memory. Default: no limit.",
     )
 
 

@@ -128,8 +128,8 @@ def load(
         path = named[dataset](directory)
     elif not dataset or not (os.sep in dataset or pathlib.PurePath(dataset).suffix):
         raise ValueError(
-            f"There is no data set {dataset!r}: give {DOCSTRINGS}, {SHAKESPEARE},"
-            f" {STACKOVERFLOW} or the path of a .sqlite file."
+            f"The data set {dataset!r} does not exist: give {DOCSTRINGS}, {SHAKESPEARE}, "
+            f"{STACKOVERFLOW} or the path of a .sqlite file."
         )
     else:
         path = pathlib.Path(os.path.expanduser(dataset)).absolute()
@@ -148,8 +148,8 @@ def load(
             )
     if splits[federated_text.TRAIN].clients < min_train_clients:
         raise ValueError(
-            f"{path} has {splits[federated_text.TRAIN].clients} training clients, fewer than the"
-            f" {min_train_clients} needed: ask for fewer clients a round or use more text."
+            f"{path} has {splits[federated_text.TRAIN].clients} training clients, fewer than the "
+            f"{min_train_clients} needed: use fewer clients per round or more text."
         )
     return FederatedText(dataset, contents, splits, directory or path.parent)
 
@@ -238,7 +238,7 @@ def _docstrings_file(directory: pathlib.Path, show_progress: bool) -> pathlib.Pa
 def _made(path: pathlib.Path, make: Callable[[], object]) -> pathlib.Path:
     """Returns the path of a data set's file, which is made first if it is missing."""
     if not path.exists():
-        _LOGGER.info("Making a data set, once: %s", path)
+        _LOGGER.info("Making a data set (only once): %s", path)
         try:
             make()
         except OSError as error:
@@ -286,8 +286,8 @@ def _cache(cache_dir: str | os.PathLike[str] | None) -> pathlib.Path | None:
 def _present(directory: pathlib.Path | None) -> pathlib.Path:
     if directory is None:
         raise OSError(
-            "there is no home directory to keep files in: set HOME, or XDG_CACHE_HOME, or name a "
-            "directory by --cache_dir."
+            "there is no home directory for files: set HOME or XDG_CACHE_HOME, or name a directory "
+            "by --cache_dir."
         )
     return directory
 

@@ -136,8 +136,8 @@ class Contents:
         waiting = file.with_name(f"{file.name}-wal")
         if waiting.exists() and waiting.stat().st_size:
             raise ValueError(
-                f"{self.path} has changes that are still in {waiting}: close the program that"
-                " makes them, and run the same command again."
+                f"{self.path} has changes that are still in {waiting}: close the program that "
+                "writes them, and run the same command again."
             )
         if _identity(self.path) != self.identity:
             raise ValueError(
@@ -182,8 +182,8 @@ def split_clients(client_ids: Iterable[str]) -> dict[str, str]:
     in_order = sorted(set(client_ids), key=_position)
     if len(in_order) < len(SPLITS):
         raise ValueError(
-            "Three clients are needed at least, one each for training, validation and the test,"
-            f" and there are {len(in_order)}."
+            "At least three clients are needed, one each for training, validation and the test, "
+            f"found {len(in_order)}."
         )
     splits = {client: split_of_client(client) for client in in_order}
     for split in SPLITS:
@@ -386,8 +386,8 @@ def count_splits(path: pathlib.Path) -> dict[str, SplitCounts]:
     for split, count in counts.items():
         if not isinstance(split, str) or not isinstance(count.examples, int):
             raise ValueError(
-                f"{path} has the split {split!r} with {count.examples!r} examples, which must be a"
-                f" text and an integer: {_REMEDY}."
+                f"{path} has the split {split!r} with {count.examples!r} examples; these must be a "
+                f"text and an integer: {_REMEDY}."
             )
     return counts
 
@@ -451,7 +451,7 @@ def _name(path: pathlib.Path, client: object) -> str:
     """Returns a client's name as text; files of other programs may have numbers for names."""
     if not isinstance(client, str | int):
         raise ValueError(
-            f"{path} has a client {client!r}, which is neither a text nor an integer: {_REMEDY}."
+            f"{path} has a client {client!r}, which must be a text or an integer: {_REMEDY}."
         )
     return str(client)
 
@@ -493,7 +493,7 @@ def check_format(path: pathlib.Path) -> None:
         tokens_of_proto(row[0])
     except ValueError as error:
         raise ValueError(
-            f"{path}: its examples are no StackOverflow examples with `tokens`: {_REMEDY}."
+            f"{path}: its examples are not StackOverflow examples with `tokens`: {_REMEDY}."
         ) from error
 
 

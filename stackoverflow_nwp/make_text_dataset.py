@@ -39,18 +39,18 @@ def define_flags(values: flags.FlagValues) -> None:
     """Defines the flags of make-text-dataset.
 
     Flags:
-      input: A file whose records name their client: .jsonl (a JSON object a line), .json (an array
-        of objects, or LEAF's users and user_data), .csv or .tsv (the first line names the columns);
-        a .sqlite file of this format (its clients are split anew); a text file (one client each); a
-        directory (its .txt files, at any depth); a quoted pattern such as "books/*.txt"; or
-        "docstrings" for the installed packages' documentation. It may be given several times.
-        Required.
-      client_column: The field of a record that names the client.
-      text_column: The field of a record that has the text. LEAF's users may have it in raw or x,
-        too.
-      allow_structured_text: Read as the text of one client also files that look like JSON, a table,
-        XML or HTML, and are not named so.
-      min_sentences: Clients with fewer sentences are left out.
+      input: A file whose records name their client: .jsonl (a JSON object on each line), .json (an
+        array of objects, or LEAF's users and user_data), .csv or .tsv (the first line names the
+        columns); a .sqlite file of this format (its clients are split anew); a text file (one
+        client each); a directory (its .txt files, at any depth); a quoted pattern such as
+        "books/*.txt"; or "docstrings" for the documentation of the installed packages. It may be
+        given several times. Required.
+      client_column: The field of each record with the name of the client.
+      text_column: The field of each record with the text; for LEAF's users, raw or x are found
+        without it.
+      allow_structured_text: Whether files that look like JSON, a table, XML or HTML, without such
+        an ending, are read as the text of one client each.
+      min_sentences: The fewest sentences of a client; clients with fewer are left out.
       output: The .sqlite file to write. Required.
     """
     texts, group = flag_fields.texts_of(define_flags), FlagGroup(values, "Data")
@@ -87,8 +87,8 @@ def split_anew(examples: Sequence[Example], min_sentences: int = 1) -> list[Exam
         splits = federated_text.split_clients(kept)
     except ValueError as error:
         raise ValueError(
-            f"{error} The input has {len(by_client)} clients, {len(kept)} of them with"
-            f" --min_sentences={min_sentences} or more: give more input or lower that."
+            f"{error} The input has {len(by_client)} clients, {len(kept)} of them with "
+            f"--min_sentences={min_sentences} or more: give more input or lower the limit."
         ) from error
     return [
         dataclasses.replace(example, split=splits[client])

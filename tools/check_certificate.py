@@ -187,4 +187,4 @@ if __name__ == "__main__":
     try:
         parser.exit(0 if is_certified(claim.pop("matrix"), claim) else 1)
     except (ArithmeticError, AttributeError, KeyError, OSError, TypeError, ValueError) as error:
-        parser.exit(2, f"check_certificate: not a claim that is covered, {error!r}\n")
+        parser.exit(2, f"check_certificate: the claim is not covered: {error!r}\n")

@@ -67,7 +67,7 @@ def main() -> int:
     ]
     if len(found) > _MOST:
         print("\n".join(found))
-        print(f"{len(found)} docstrings and comments are riddles, and {_MOST} may be.")
+        print(f"{len(found)} docstrings and comments are riddles, and at most {_MOST} are allowed.")
     return int(len(found) > _MOST)
 
 

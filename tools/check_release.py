@@ -190,7 +190,7 @@ def check_contents(archives: Archives) -> None:
 def _same(archive: pathlib.Path, found: Sequence[str], expected: Sequence[str]) -> None:
     if sorted(found) != sorted(expected):
         lacks, extra = sorted({*expected} - {*found}), sorted({*found} - {*expected})
-        raise ReleaseError(f"{archive.name} lacks {lacks}, and has {extra} that is not expected.")
+        raise ReleaseError(f"{archive.name} lacks {lacks}, and has the unexpected {extra}.")
 
 
 class Environment:
@@ -289,11 +289,13 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    made.add_argument("--output", type=pathlib.Path, help="where the archives go")
-    made.add_argument("--pythons", default="3.10,3.11,3.12,3.13", help="without TensorFlow")
-    made.add_argument("--federated", default="3.10,3.11", help="with TensorFlow Federated")
+    made.add_argument("--output", type=pathlib.Path, help="directory of the archives")
+    made.add_argument(
+        "--pythons", default="3.10,3.11,3.12,3.13", help="versions without TensorFlow"
+    )
+    made.add_argument("--federated", default="3.10,3.11", help="versions with TensorFlow Federated")
     made.add_argument("--tag", help="the tag that names the release")
-    made.add_argument("--notes", type=pathlib.Path, help="where to write what changed")
+    made.add_argument("--notes", type=pathlib.Path, help="file for the notes of the release")
     return made
 
 
@@ -302,7 +304,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser().parse_args(arguments)
     try:
         if options.tag not in (None, f"v{version()}"):
-            raise ReleaseError(f"the tag is {options.tag}, and the version {version()}.")
+            raise ReleaseError(f"the tag is {options.tag}, and the version is {version()}.")
         said = changes()
         _check(
             options.output,
@@ -319,14 +321,14 @@ def main(arguments: Sequence[str]) -> int:
 
 def _check(output: pathlib.Path | None, pythons: list[str], federated: list[str]) -> None:
     if quickstart.output_of(["git", "status", "--porcelain"])[1]:
-        _say("what is not committed is not in the release")
+        _say("uncommitted changes are not in the release")
     uv = quickstart.find_uv()
     with tempfile.TemporaryDirectory() as temporary:
         folder = output or pathlib.Path(temporary)
         archives = build(uv, folder)
         check_contents(archives)
         write_bill_of_materials(uv, folder)
-        _say(f"{archives.wheel.name} and {archives.sources.name} hold what is committed")
+        _say(f"{archives.wheel.name} and {archives.sources.name} hold the committed files")
         wheel, sources = (str(each.absolute()) for each in archives)
         # The environments to try, with the packages to install in each, and whether these have
         # TensorFlow.

@@ -80,7 +80,7 @@ class Port:
         except queue.Empty:
             why = f"it is silent for {_SECONDS:g} seconds: end each answer's line and flush it"
         except (OSError, ValueError):
-            why = f"it wrote {line!r}, which is no JSON" if line else "it has ended"
+            why = f"it wrote {line!r}, which is not JSON" if line else "it has ended"
         raise UnusableError(f"no answer to {json.dumps(event)}: {why}.")
 
     def stop(self) -> None:
@@ -137,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             sequences = json.loads(given.vectors.read_text(encoding="utf-8"))["sequences"]
         except (OSError, KeyError, TypeError, ValueError) as error:
-            raise UnusableError(f"{given.vectors} is no file of vectors: {error}.") from error
+            raise UnusableError(f"{given.vectors} is not a file of vectors: {error}.") from error
         port = Port(given.command)
         try:
             different = first_difference(port, sequences)

@@ -269,7 +269,7 @@ def audit(
             + (2 * dimension + _MATRICES * claim.num_rounds) * claim.num_rounds
         ),
         f"an audit of {canaries} canaries over {claim.num_rounds} rounds",
-        "use fewer of them",
+        "use fewer canaries or rounds",
     )
     deltas = tuple(dict.fromkeys((numbers.delta(delta), LARGE_DELTA)))
     # Every threshold has two rates, and the bounds on all of them hold together.
@@ -285,8 +285,8 @@ def audit(
     epsilons = {each: claim.mechanism.guarantee(each).epsilon for each in deltas}
     if epsilons[delta] == 0.0 or math.inf in epsilons.values():
         raise ValueError(
-            f"the claim is epsilon {epsilons[delta]:g} at delta {delta:g}, of which no share can "
-            "be shown: use another delta or noise multiplier."
+            f"the claim is epsilon {epsilons[delta]:g} at delta {delta:g}, and the audit needs a "
+            "finite epsilon above 0: use another delta or noise multiplier."
         )
     of_runs = _runs_of_canaries(canaries)
     with _tuned_runner(build_aggregator, claim, of_runs, show_progress) as (runner, model):
@@ -594,11 +594,12 @@ def audit_drawn(
     """
     scheme = mechanism.sampling
     if scheme is None:
-        raise ValueError("no scheme draws the clients of the mechanism: use audit.audit.")
+        raise ValueError("the mechanism has no sampling scheme: use audit.audit.")
     if scheme.has_groups and type(scheme) is not PoissonSampling:
         raise ValueError(
-            f"no audit of the draws of {scheme.name} is known. Audit the matrix alone, towards who "
-            "knows the rounds: --participation=single, or the schema that its clients keep."
+            f"there is no audit of the draws of {scheme.name}. Audit the matrix against an "
+            "attacker who knows the rounds: give --participation=single, or the schema that its "
+            "clients keep."
         )
     canaries = numbers.positive_integer(canaries, "canaries")
     false_alarm_rate = statistics.checked_false_alarm_rate(false_alarm_rate)

@@ -598,8 +598,8 @@ def one_run(
         raise TypeError(f"mechanism must be a Mechanism, found {numbers.shown(mechanism)}.")
     if mechanism.sampling is not None:
         raise ValueError(
-            "canaries keep to a schema, and a sampling scheme draws the clients of the mechanism: "
-            "use audit.audit_drawn, or the mechanism with the schema that its clients keep."
+            "this audit needs a participation schema, and the mechanism has a sampling scheme: use "
+            "audit.audit_drawn, or a mechanism with the schema that its clients keep."
         )
     norm = numbers.positive_number(clip_norm, "clip_norm")
     contribution = norm / numbers.positive_number(clients_per_round, "clients_per_round")
@@ -635,8 +635,9 @@ def one_run(
     for index, released in enumerate(loop(canaries_of)):
         if index not in asked:
             raise ValueError(
-                f"the loop released round {index} without asking for its canaries: add the vectors "
-                f"that its argument returns for {index} to the updates of that round."
+                f"the loop released round {index} without asking for its canaries: call the loop's "
+                f"argument with {index}, and add the vectors that it returns to the updates of "
+                "that round."
             )
         if np.shape(released) != (num_parameters,):
             raise ValueError(
@@ -645,7 +646,7 @@ def one_run(
             )
         rows.append(drawn.project(released))
     if not rows:
-        raise ValueError("the loop released no round: return or yield the mean of each.")
+        raise ValueError("the loop released no round: return or yield the mean of each round.")
     claim = {"delta": delta, "epsilon": epsilon, "false_alarm_rate": rate}
     return _audit_of_rows(rows, drawn, mechanism, len(rows), contribution, **claim)
 
@@ -692,9 +693,9 @@ def _projected(file: pathlib.Path, directions: int) -> FloatArray:
     except Exception as error:
         # NumPy's reader raises many types for a damaged file.
         raise ValueError(
-            f"{file} cannot be read, and without what its round released the run cannot be "
-            "audited: restore it."
+            f"{file} cannot be read, and the audit needs the release of each round: restore the "
+            "file."
         ) from error
     if found.shape != (directions,):
-        raise ValueError(f"{file} is not of this run: restore it.")
+        raise ValueError(f"{file} belongs to another run: restore the file of this run.")
     return np.asarray(found)

@@ -282,9 +282,9 @@ def load_with_description(
         arrays = {name: np.asarray(array, np.float64) for name, array in archived.items()}
     with _reading(description_path):
         if not isinstance(description["parameters"], dict):
-            raise ValueError("its parameters are no description")
+            raise ValueError("its parameters are not a JSON object")
         if not isinstance(description["errors"]["workload"], dict):
-            raise ValueError("its workload is no description")
+            raise ValueError("its workload is not a JSON object")
         stated = description["optimised_for"]
         name = description["mechanism"]
         if name not in catalogue.ENTRIES:
@@ -348,7 +348,7 @@ def load_with_mechanism(
         else:
             stated = (description.get("beside_sha256") or {}).get(MECHANISM_FILE)
             if hashlib.sha256(text.encode("utf-8")).hexdigest() != stated:
-                raise ValueError("it was altered, or is not of this checkpoint")
+                raise ValueError("it was altered, or belongs to another checkpoint")
             _check_version(path, contents["format_version"])
             described = {"horizons": contents["horizons"], "sigma": contents.get("sigma")}
             if described["sigma"] is None:
@@ -508,7 +508,8 @@ def _check_sensitivity(
     if not (1.0 - _SENSITIVITY_TOLERANCE) * found <= stated <= most * found:
         raise CheckpointError(
             f"{path} states a sensitivity of {stated}, and the matrix beside it has {found}: one "
-            "of both was altered, is of something else, or was written by a faulty program."
+            "of the two was altered, belongs to another checkpoint, or was written by a faulty "
+            "program."
         )
 
 
@@ -550,7 +551,8 @@ def _check_configuration(
     for name, stated, asked in found:
         raise CheckpointError(
             f"{path.with_name(STATEMENT_FILE)} states {name} {json.dumps(stated)}, and the run's "
-            f"other files have {json.dumps(asked)}: one of them was altered, or is of another run."
+            f"other files have {json.dumps(asked)}: one of them was altered, or belongs to another "
+            "run."
         )
 
 

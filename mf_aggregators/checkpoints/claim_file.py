@@ -71,7 +71,7 @@ def read_claim(path: str | os.PathLike[str]) -> Claim:
         wrong = arrays.keys() ^ expected.keys()
         wrong |= {name for name in expected if not _are_same(arrays.get(name), expected[name])}
         if wrong or num_names != len(arrays):
-            raise ValueError(f"not as a claim is written: {', '.join(sorted(wrong))}")
+            raise ValueError(f"no claim has these entries: {', '.join(sorted(wrong))}")
     except OSError:
         raise
     except Exception as error:  # A damaged archive raises many types.

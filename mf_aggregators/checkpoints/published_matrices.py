@@ -84,7 +84,7 @@ def load(directory: str | os.PathLike[str]) -> tuple[Factorization, Workload] | 
     if decoder.shape != strategy.shape:
         raise ValueError(
             f"{path / _DECODER_FILE} is for {decoder.shape[0]} rounds, and {_STRATEGY_FILE} for "
-            f"{strategy.shape[0]}: they are not of one factorization."
+            f"{strategy.shape[0]}: they belong to different factorizations."
         )
     _check_condition(strategy, path / _STRATEGY_FILE)
     num_rounds = strategy.shape[0]
@@ -205,7 +205,7 @@ def _read_tensor(file: pathlib.Path) -> FloatArray:
         raise ValueError(f"{file} cannot be read: {error.strerror}.") from error
     except (OverflowError, TypeError, ValueError) as error:
         reason = str(error) if isinstance(error, ValueError) else _OTHER_BYTES
-        raise ValueError(f"{file} is no tensor that can be read: {reason}; {_EXPECTED}.") from None
+        raise ValueError(f"{file} is not a readable tensor: {reason}; {_EXPECTED}.") from None
 
 
 def _tensor(contents: bytes) -> FloatArray:

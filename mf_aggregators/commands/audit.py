@@ -50,44 +50,45 @@ def _define_flags(values: flags.FlagValues) -> None:
     group.choice(
         "mechanism",
         list(catalogue.ENTRIES),
-        "What is audited, for prefix sums. It or --checkpoint is required.",
+        "The mechanism to audit, for prefix sums. Required, unless --checkpoint is given.",
     )
     group.path(
         "checkpoint",
-        "A checkpoint directory to audit, in place of --mechanism. That of a Mechanism whose "
-        "clients a sampling scheme draws is audited as they are drawn, with its own noise, unless "
-        "--participation or --separation names a schema.",
+        "A checkpoint directory to audit, in place of --mechanism. A Mechanism with a sampling "
+        "scheme is audited with its own noise, against an attacker who does not know the draws, "
+        "unless --participation or --separation names a schema.",
     )
     group.require("mechanism", "checkpoint")
     group.integer("num_rounds", f"The number of rounds of --mechanism. Default: {_NUM_ROUNDS}.")
     group = FlagGroup(values, "Audit")
     group.integer(
         "canaries",
-        "The number of audited clients over all runs: more give a larger bound and take longer.",
+        "The number of audited clients over all runs: more of them give a larger bound and take "
+        "longer.",
         4000,
     )
     group.number(
         "false_alarm_rate",
-        "The largest probability with which an intact mechanism is said to violate its claim.",
+        "The largest probability of reporting a violation if the mechanism keeps its claim.",
         1e-4,
     )
     group.boolean(
         "adaptive_clip",
-        "Whether the clip norm adapts: then clipped-count indicators are attacked as well.",
+        "Whether the clip norm adapts; the clipped-count indicators are then attacked as well.",
         False,
     )
     group.choice(
         "backend",
         ["tff", "numpy"],
-        "What runs the aggregator: TensorFlow Federated, or NumPy, which releases the same bits "
-        "in a sixth of the time. Default: tff where it is installed.",
+        "The implementation to audit: TensorFlow Federated, or NumPy, which releases the same bits "
+        "in a sixth of the time. Default: tff if it is installed.",
     )
     mechanism_flags.define(values, "privacy", "participation")
     group = FlagGroup(values, "Noise")
     group.choice(
         "noise_storage",
         ["auto", "state", "disk"],
-        "Where the aggregator keeps the noise of earlier rounds.",
+        "Where the aggregator keeps the noise of earlier rounds. auto: the cheaper one that fits.",
         "auto",
     )
     mechanism_flags.define(values, "options")
@@ -233,8 +234,7 @@ def _audit_drawn(
     """Audits drawn clients: returns whether the claim is refuted, fields, and a verdict."""
     command_line.check_choice(
         not values.adaptive_clip,
-        "--adaptive_clip is for an audit of clients who keep to a schema: name it by "
-        "--participation.",
+        "--adaptive_clip needs clients that keep to a schema: name the schema by --participation.",
     )
     scheme = mechanism.sampling
     assert scheme is not None
@@ -271,8 +271,8 @@ def _audit_drawn(
     )
     if result.exceeded:
         verdict = _violated(
-            f"who does not know the draws learns more than ({worst.epsilon!r}, {worst.delta!r})-DP "
-            f"allows, as amplified by {scheme.name}: epsilon is at least "
+            f"an attacker who does not know the draws learns more than ({worst.epsilon!r}, "
+            f"{worst.delta!r})-DP allows, as amplified by {scheme.name}: epsilon is at least "
             f"{worst.epsilon_lower_bound!r}",
             result.false_alarm_rate,
         )
@@ -290,8 +290,8 @@ def run(argv: Sequence[str] | None = None) -> int:
 
 def _violated(found: str, false_alarm_rate: float) -> str:
     return (
-        f"VIOLATED: {found} (an intact mechanism is said to be violated with probability "
-        f"{rounded_up(false_alarm_rate, '.6g')} at most)."
+        f"VIOLATED: {found} (the probability of this verdict on a mechanism that keeps its claim "
+        f"is at most {rounded_up(false_alarm_rate, '.6g')})."
     )
 
 
@@ -305,13 +305,13 @@ def _verdict(
     found = ""
     if clipping is not None and clipping.exceeded:
         found = (
-            f"updates together with their clipped-count indicators tell more than {multiplier} "
+            f"updates and their clipped-count indicators together reveal more than {multiplier} "
             f"allows: mu is at least {clipping.mu_lower_bound!r}, and {clipping.claim.mu!r} is "
             "claimed"
         )
     elif bits.exceeded:
         found = (
-            f"the bits of what is released tell whether a client took part: {bits.right} of "
+            f"the bits of the releases reveal whether a client took part: {bits.right} of "
             f"{bits.trials} guesses were right, and {multiplier} allows {bits.largest_right}"
         )
     elif result.exceeded:
@@ -353,7 +353,7 @@ def _audited(values: flags.FlagValues) -> Mechanism:
     own_multiplier = _NOISE_MULTIPLIER
     if values.checkpoint is not None:
         command_line.check_choice(
-            values.num_rounds is None, "--num_rounds is the checkpoint's own: leave it out."
+            values.num_rounds is None, "--num_rounds is set by the checkpoint: leave it out."
         )
         saved = mechanism_flags.saved_mechanism(values.checkpoint)
         if schema is None and saved is not None and saved.sampling is not None:
@@ -385,8 +385,8 @@ def _drawn(values: flags.FlagValues, saved: Mechanism) -> Mechanism:
     """The mechanism of a checkpoint with drawn clients, with its own noise or the flag's."""
     command_line.check_choice(
         values.target_epsilon is None and values.target_rho is None,
-        "the checkpoint is a mechanism with its own noise, whose epsilon sampling amplifies: leave "
-        "--target_epsilon and --target_rho out, or give --noise_multiplier.",
+        "the checkpoint is a sampled Mechanism with its own noise: leave out --target_epsilon and "
+        "--target_rho, or give --noise_multiplier.",
     )
     multiplier = mechanism_flags.noise_multiplier(values)
     return saved if multiplier is None else dataclasses.replace(saved, noise_multiplier=multiplier)

@@ -40,7 +40,7 @@ _INTERNAL_ERROR = 70
 INTERRUPTED = 130
 
 # The end of a message about too little memory.
-_OUT_OF_MEMORY = "Use smaller numbers, fewer rounds for instance, or a larger machine."
+_OUT_OF_MEMORY = "Use smaller numbers, for instance fewer rounds, or a larger machine."
 
 _VERSION = {"--version", "-version"}
 _HELP = {"--help", "-help", "-h", "-?", "--helpfull", "-helpfull", "--helpshort", "-helpshort"}
@@ -122,8 +122,8 @@ def run(
             message = (
                 f"internal error: {type(error).__name__}: {error} "
                 f"({pathlib.Path(frame.filename).name}, line {frame.lineno}). This is a fault of "
-                "the program and not of its flags: please report it, with what `python -X dev -m "
-                "...` prints."
+                "the program and not of its flags: please report it, with the output of `python -X "
+                "dev -m ...`."
             )
         # The message is printed in one line.
         print(f"{program}: {' '.join(message.split())}", file=sys.stderr)
@@ -140,7 +140,7 @@ def _message(error: Exception, values: flags.FlagValues) -> str | None:
     if isinstance(error, flags.Error):
         return f"{error} (--help lists the flags)"
     if isinstance(error, UnicodeError):
-        return f"a name or a text is not UTF-8 ({error}): give files and clients names in UTF-8."
+        return f"a name or a text is not valid UTF-8 ({error}): rename files and clients in UTF-8."
     if isinstance(error, ImportError):
         advice = installation.advice((error.name or "").partition(".")[0])
         return str(error) if advice in str(error) else f"{error}. {advice}"
@@ -162,7 +162,7 @@ def flags_of(define_flags: Callable[[flags.FlagValues], None]) -> flags.FlagValu
     values = flags.FlagValues()
     define_flags(values)
     FlagGroup(values, "Output").choice(
-        "format", ["text", "json"], "How the result is printed.", "text"
+        "format", ["text", "json"], "The format of the printed result.", "text"
     )
     return values
 
@@ -348,7 +348,7 @@ def _print_text(text: str) -> None:
         if isinstance(error, BrokenPipeError):
             raise
         reason = f"standard output cannot be written: {error.strerror}"
-        raise OSError(f"{reason}. What was to be printed is lost.") from error
+        raise OSError(f"{reason}. The result is lost.") from error
 
 
 def _required(values: flags.FlagValues) -> list[tuple[str, ...]]:
@@ -373,7 +373,7 @@ def resolved_path(text: str) -> str:
       ValueError: If the path is empty, or there is no such home directory.
     """
     if not text:
-        raise ValueError("it names no path. Leave the flag out, or say where.")
+        raise ValueError("the path is empty. Leave the flag out, or give a path.")
     if not text.startswith("~"):
         return text
     found = os.path.expanduser(text)
@@ -413,7 +413,7 @@ class _OnceFlag(flags.Flag):  # type: ignore[misc, unused-ignore]
             if isinstance(self.parser, flags.ListParser):
                 advice = f"write --{self.name}={','.join([*first, *self.value])}"
             raise flags.IllegalFlagValueError(
-                f"--{self.name} is given twice, and the first one would be lost: {advice}."
+                f"--{self.name} is given twice, and only the last one would count: {advice}."
             )
 
 
@@ -485,7 +485,7 @@ class FlagGroup:
 
     def overwrite(self, outputs: str = "--output") -> None:
         """Defines --overwrite, which lets a command replace the files at ``outputs``."""
-        self.boolean("overwrite", f"Whether {outputs} may replace what is there already.", False)
+        self.boolean("overwrite", f"Whether {outputs} may replace existing files.", False)
 
     def require(self, *names: str) -> None:
         """Requires that one of some flags is given, which ``command_line.run`` checks.
@@ -568,7 +568,7 @@ def check_file(
         )
         check_choice(
             overwrite or not os.path.lexists(target),
-            f"--{flag}={path} is there already: replace it by --overwrite, or choose another name.",
+            f"--{flag}={path} exists already: replace it by --overwrite, or choose another name.",
         )
         _try(target.absolute().parent, target.name)
 
@@ -601,15 +601,14 @@ def check_output(
     with _refusing(path, flag):
         check_choice(
             pathlib.Path(path).absolute().parent.is_dir(),
-            f"--{flag}={path} is in no directory that exists: make it, or choose another.",
+            f"the directory of --{flag}={path} does not exist: make it, or choose another one.",
         )
         if checkpoint is not None:
             # Unlike Path.resolve, realpath accepts links that lead to themselves.
             file, directory = (pathlib.Path(os.path.realpath(each)) for each in (path, checkpoint))
             check_choice(
                 not file.is_relative_to(directory) and not directory.is_relative_to(file),
-                f"--{flag}={path} is not apart from the checkpoint {checkpoint}: choose another "
-                "place.",
+                f"--{flag}={path} overlaps with the checkpoint {checkpoint}: choose another place.",
             )
     check_file(path, flag, overwrite)
 
@@ -659,8 +658,8 @@ def check_directory(path: str | os.PathLike[str], flag: str) -> None:
         os.path.abspath(path).encode("utf-8")
     except UnicodeEncodeError:
         raise CommandError(
-            f"--{flag}={path} has a name that is not UTF-8, in which TensorFlow writes no file: "
-            "choose another place."
+            f"--{flag}={path} is not valid UTF-8, and TensorFlow cannot write there: choose "
+            "another place."
         ) from None
     with _refusing(path, flag):
         _try(pathlib.Path(path).absolute(), "output")
@@ -688,7 +687,7 @@ def cache_directory(
             return directory
         except OSError as error:
             reason = f"{directory} cannot be written: {error.strerror}"
-    say(f"warning: results are used without being cached ({reason}): name a place by --cache_dir.")
+    say(f"warning: results are not cached ({reason}): name a directory by --cache_dir.")
     return directory if directory is not None and directory.is_dir() else None
 
 

@@ -31,7 +31,7 @@ from mf_aggregators.participation import SingleParticipation, check
 def _define_flags(values: flags.FlagValues) -> None:
     """Defines the flags of mf-factorize."""
     group = FlagGroup(values, "Mechanism")
-    group.choice("mechanism", list(catalogue.ENTRIES), "What is computed. Required.")
+    group.choice("mechanism", list(catalogue.ENTRIES), "The mechanism to compute. Required.")
     FlagGroup(values, "Training").integer("num_rounds", "The number of rounds n. Required.")
     mechanism_flags.define(values, "workload", "participation", "privacy")
     group = FlagGroup(values, "Output")
@@ -54,8 +54,8 @@ def _main(values: flags.FlagValues) -> None:
     noise = mechanism_flags.noise_multiplier(values)
     command_line.check_choice(
         noise is None or participation is not None,
-        "a noise multiplier or a target is for clients that keep to a schema: name it by "
-        "--separation or --participation.",
+        "a noise multiplier or a target needs a participation schema: name it by --separation or "
+        "--participation.",
     )
     workload = workloads.Workload.described(
         mechanism_flags.workload_description(values) or {"name": "prefix_sum"}, values.num_rounds
@@ -88,7 +88,7 @@ def _main(values: flags.FlagValues) -> None:
         certified = rounded_up(factorization.optimality_gap, ".2g")
         warnings.warn(
             f"the matrix was optimised for {factorization.participation}, where its certified gap "
-            f"is {certified}; what is printed is for {schema}.",
+            f"is {certified}; the printed errors are for {schema}.",
             stacklevel=2,
         )
     weights, weighted = factorization.parameters.get("weights"), {}

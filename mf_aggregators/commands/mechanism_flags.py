@@ -153,13 +153,14 @@ def _define_participation(values: flags.FlagValues) -> None:
     )
     group.integer(
         "max_participations",
-        "The most participations k of one client. Default: as many as fit.",
+        "The most participations k of one client. Default: as many as fit into the rounds.",
     )
     group.choice(
         "participation",
         ["single", "fixed_epoch", "min_sep"],
-        "How often one client takes part: once, in rounds exactly --separation apart, or in "
-        "rounds at least --separation apart. Default: min_sep where --separation is given.",
+        "How often one client takes part: once (single), in rounds exactly --separation apart "
+        "(fixed_epoch), or at least --separation apart (min_sep). Default: min_sep if --separation "
+        "is given, else the schema of the mechanism.",
     )
 
 
@@ -174,8 +175,8 @@ def participation(values: flags.FlagValues) -> Participation | None:
         if values.separation is None:
             check_choice(
                 values.max_participations is None,
-                "--max_participations needs --separation (1 for no limit on how soon a client "
-                "returns).",
+                "--max_participations needs --separation (1 if a client may return in the next "
+                "round).",
             )
             return None
         kind = "min_sep"
@@ -246,12 +247,13 @@ def check_is_saved(
     check_choice(
         is_same,
         f"--checkpoint={checkpoint} is a Mechanism for {own}, and flags or data are for "
-        f"{participation}: leave out what the Mechanism says itself, or make one for these.",
+        f"{participation}: leave out the flags that the Mechanism has itself, or make another one.",
     )
     check_choice(
         noise_multiplier == saved.noise_multiplier,
-        f"--checkpoint={checkpoint} is a Mechanism of noise multiplier "
-        f"{saved.noise_multiplier!r}, and flags ask for {noise_multiplier!r}: leave these out.",
+        f"--checkpoint={checkpoint} is a Mechanism with the noise multiplier "
+        f"{saved.noise_multiplier!r}, and the flags give {noise_multiplier!r}: leave out the flags "
+        "of noise.",
     )
 
 
@@ -261,14 +263,14 @@ def _define_workload(values: flags.FlagValues) -> None:
     group.choice(
         "workload",
         ["prefix_sum", "momentum_sgd"],
-        "What the noisy sums are used for: SGD, or SGD with momentum and learning rates. "
-        "Default: prefix_sum, or what the checkpoint was made for.",
+        "The use of the noisy sums: SGD, or SGD with momentum and learning rates. Default: that of "
+        "the checkpoint, otherwise prefix_sum.",
     )
     group.number("momentum", "The momentum of --workload=momentum_sgd. Default: 0.9.")
     group.path(
         "learning_rates",
-        "A text file of one learning rate for each round, for --workload=momentum_sgd. "
-        "Default: 1 in every round.",
+        "For --workload=momentum_sgd: a text file with one learning rate on each line, for each "
+        "round. Default: 1 in every round.",
     )
 
 
@@ -311,17 +313,17 @@ def gap_fields(
 def _define_privacy(values: flags.FlagValues) -> None:
     """Defines --noise_multiplier, --target_epsilon, --target_rho and --delta."""
     group = FlagGroup(values, "Privacy")
-    group.number("target_epsilon", "The epsilon that the least sufficient noise is found for.")
+    group.number("target_epsilon", "The target epsilon: the least noise that reaches it is used.")
     group.number(
         "target_rho",
-        "The rho of approximate zero-concentrated differential privacy that the least sufficient "
-        "noise is found for, in place of --target_epsilon. Sampling does not amplify it.",
+        "In place of --target_epsilon: the target rho of approximate zero-concentrated "
+        "differential privacy. Sampling does not amplify it.",
     )
     group.number("delta", "The delta of the guarantee.", 1e-6)
     group.number(
         "noise_multiplier",
-        "The noise, in place of a target: the standard deviation of Z over (clip norm times the "
-        "sensitivity of C under the participation).",
+        "In place of a target: the standard deviation of Z, divided by the clip norm and by the "
+        "sensitivity of C under the participation.",
     )
 
 
@@ -354,15 +356,15 @@ def noise_multiplier(values: Any) -> float | None:
         multiplier = accounting.noise_multiplier_of_zcdp(numbers.positive_number(value, listed))
         check_choice(
             math.isfinite(multiplier),
-            f"{listed}={value:g} is too small: there is no such large noise multiplier.",
+            f"{listed}={value:g} is too small: no float is as large as its noise multiplier.",
         )
     delta = numbers.delta(values.delta)
     epsilon = guarantees.of_noise(multiplier, delta).epsilon
     has_stated = name == "noise_multiplier"
     check_choice(
         math.isfinite(epsilon) or (has_stated and multiplier == 0.0),
-        f"{listed}={value:g} is too {'small' if has_stated else 'large'}: of so little noise no "
-        f"epsilon can be stated.{' Use more, or 0 for none.' if has_stated else ''}",
+        f"{listed}={value:g} is too {'small' if has_stated else 'large'}: no epsilon can be stated "
+        f"for so little noise.{' Use more, or 0 for none.' if has_stated else ''}",
     )
     return multiplier
 

@@ -52,7 +52,7 @@ _PLACEHOLDER = "YOUR_DATASET"
 # The clip norm in printed code, a first guess: a plan does not know the data.
 _CLIP_NORM = 1.0
 _NOTE_ON_CLIP_NORM = (
-    f"clip_norm={_CLIP_NORM!r} is a place to begin: fill in the L2 norm that suits your updates. "
+    f"clip_norm={_CLIP_NORM!r} is only an example: fill in the L2 norm that suits your updates. "
     "The guarantee does not depend on it."
 )
 _NOTE_ON_NORMS = (
@@ -63,7 +63,7 @@ _NOTE_ON_RATES = (
     "updates_of, step and model are yours to write, as mfa.rate_search.find says. Train with "
     "best.rate."
 )
-_NOTE_ON_SEARCHES = "A search has a guarantee of its own besides: all together keep the target."
+_NOTE_ON_SEARCHES = "The searches and the run together keep the target."
 # The server learning rates that a search tries: a rate of 1 applies the mean of the updates.
 _RATES = [0.1, 0.3, 1.0, 3.0, 10.0]
 _LINE_LENGTH = 100
@@ -95,16 +95,16 @@ _WIDTH_OF_NOISE = 30
 def _define_flags(values: flags.FlagValues) -> None:
     """Defines the flags of mf-plan."""
     group = FlagGroup(values, "Training")
-    group.integer("num_rounds", "The rounds n of the run. Required.")
+    group.integer("num_rounds", "The number n of rounds of the run. Required.")
     group.integer("population", "The number m of clients, or of examples. Required.")
     group.integer(
-        "clients_per_round", "The number B of clients in a round, the batch size. Required."
+        "clients_per_round", "The number B of clients in a round (the batch size). Required."
     )
     group.integer(
         "may_extend_to",
-        "The rounds of the whole run, if it may be extended later: mechanisms that can go on are "
-        "compared by the geometric mean of their errors at both horizons, and the others are "
-        "infeasible. Default: no extension.",
+        "The number of rounds of the whole run, if it may be extended later: mechanisms are "
+        "compared by the geometric mean of their errors at both horizons, and those that cannot be "
+        "extended are infeasible. Default: no extension.",
     )
     group.integer(
         "model_size",
@@ -120,67 +120,67 @@ def _define_flags(values: flags.FlagValues) -> None:
     ):
         group.number(
             name,
-            f"The part of the budget, of rho, that a search for {searched} takes before the run, "
-            f"with timers: {cost} more noise. Default: no search.",
+            f"With timers: the share of rho that a search for {searched} spends before the run. "
+            f"{cost} more noise. Default: no search.",
         )
     group = FlagGroup(values, "Participation")
     group.integer(
         "separation",
-        "The separation b, which timers enforce: two participations i, j of one device satisfy "
-        "|i - j| >= b. Default: the one with the least noise that simulated fleets survive.",
+        "The separation b, which timers enforce: two participations i, j of one device satisfy |i "
+        "- j| >= b. Default: of those with which simulated fleets have enough devices until the "
+        "end, the one with the least noise.",
     )
     group.integer(
         "max_participations",
-        "The most participations k of one device. Default: as many as fit.",
+        "The most participations k of one device. Default: as many as fit into the rounds.",
     )
     group.choice(
         "sampling",
         (*SCHEMES, planning.ANY_SAMPLING),
-        f"How clients are drawn: docs/sampling.md. {planning.ANY_SAMPLING} compares timers alone "
-        "and all but fixed_size and shuffling. Without it, devices decide when they take part, and "
-        "nothing is amplified.",
+        f"The sampling scheme (docs/sampling.md); {planning.ANY_SAMPLING} compares participation "
+        "without sampling and all schemes but fixed_size and shuffling. Default: devices with "
+        "timers, without amplification.",
     )
     _define_fleet(values)
     group = FlagGroup(values, "Noise")
     group.number(
         "noise_memory_gb",
-        "Gigabytes of noise that a mechanism may have to keep between rounds, for all parameters; "
-        "blocks that are made ahead on disk come on top of it. Default: no limit.",
+        "The most gigabytes of noise that a mechanism may keep between rounds, for all parameters, "
+        "not counting blocks that are made in advance on disk. Default: no limit.",
     )
     group = FlagGroup(values, "Mechanism")
     group.words(
         "mechanisms",
-        "The mechanisms to compare, with commas between them. Default: all.",
+        "The mechanisms to compare, separated by commas. Default: all.",
     )
     group.words(
         "checkpoint",
-        "Checkpoint directories, with commas between them, whose matrices are compared with the "
-        "others: of factorizations.from_matrix(C) for instance.",
+        "Checkpoint directories, separated by commas, whose matrices are compared with the others "
+        "(for instance of factorizations.from_matrix(C)).",
     )
     group.path(
         "error",
-        "What mechanisms are compared by, and made for if they can be: the mean squared error over "
-        "rounds (mean), that of the worst (max), or the mean with the weights of a text file, one "
-        "a line for each round.",
+        "The error by which mechanisms are compared, and for which they are optimised if possible: "
+        "the mean squared error over rounds (mean), that of the worst round (max), or the mean "
+        "with weights from a text file, one line for each round.",
         "mean",
     )
     group.number(
         "time_limit",
-        "Seconds after which no mechanism is computed any more that an earlier plan has not "
-        "cached: those that are not done are skipped and named, and what is recommended is the "
-        "best of the others. The proof of a guarantee by sampling comes on top. 0 for no limit. "
-        f"Default: {_TIME_LIMIT:g}, and with --sampling no limit.",
+        "The seconds after which mechanisms that no earlier plan has cached are skipped; the plan "
+        "names them, and recommends the best of the others. The proof of an amplified guarantee "
+        f"takes more time. 0 for no limit. Default: {_TIME_LIMIT:g}, and with --sampling no limit.",
     )
     group = FlagGroup(values, "Output")
     group.path(
         "output",
-        "A directory to write what is recommended to, as a Mechanism that mfa.load reads: matrix, "
-        "participation and noise.",
+        "A directory for the recommended Mechanism, which mfa.load reads: matrix, participation "
+        "and noise.",
     )
     group.overwrite()
     group.path(
         "cache_dir",
-        "Where factorizations are cached between calls. Default: in the user's cache directory.",
+        "The directory in which factorizations are cached. Default: in the user's cache directory.",
     )
     for name in _REQUIRED:
         group.require(name)
@@ -193,8 +193,8 @@ def _define_fleet(values: flags.FlagValues) -> None:
     group.number(
         "dropout",
         "The probability that a selected device does not upload. The plan looks for a separation "
-        "and a number of participations with which simulated fleets come to the last round. "
-        f"Default: {fleets.DROPOUT:g}.",
+        "and a number of participations with which simulated fleets reach the last round. Default: "
+        f"{fleets.DROPOUT:g}.",
     )
     group.number(
         "over_selection",
@@ -208,26 +208,26 @@ def _define_fleet(values: flags.FlagValues) -> None:
     )
     group.number(
         "absent_rounds",
-        "The rounds after which half of the devices whose timers have run out are available. The "
-        "plan survives both if they are, and if devices come and go by --returning. Default: 0.",
+        "The number of rounds after which half of the devices whose timers have run out are "
+        "available. The plan survives fleets with this and fleets with --returning. Default: 0.",
     )
     group.number(
         "retry_rounds",
-        "The rounds of time that a server waits if it found too few devices, for --absent_rounds. "
-        f"Default: {Fleet.retry_rounds:g}.",
+        "With --absent_rounds: the time that the server waits after it found too few devices, in "
+        f"rounds. Default: {Fleet.retry_rounds:g}.",
     )
     group.number(
         "spread",
-        "The standard deviation of dropouts between rounds, over their mean. "
+        "The standard deviation of the dropout probability between rounds, divided by its mean. "
         f"Default: {Fleet.spread:g}.",
     )
     group.number(
-        "timer_hours", "The hours that timers count. Default: timers count rounds. Needs the next."
+        "timer_hours", "The hours that timers count, with --round_minutes. Default: rounds."
     )
-    group.number("round_minutes", "The minutes of a round, for --timer_hours.")
+    group.number("round_minutes", "With --timer_hours: the minutes that a round takes.")
     group.number(
         "peak_hours",
-        "The hours of each day in which rounds take place, for --timer_hours. Default: 24.",
+        "With --timer_hours: the hours of each day in which rounds take place. Default: 24.",
     )
 
 
@@ -239,7 +239,7 @@ def _main(values: flags.FlagValues) -> None:
     setting = _setting(values, schema, devices)
     time_limit, own = _time_limit(values), _own(values)
     mechanisms = None if values.mechanisms is None else tuple(values.mechanisms)
-    command_line.check_choice(mechanisms != (), "--mechanisms names no mechanism.")
+    command_line.check_choice(mechanisms != (), "--mechanisms must name at least one mechanism.")
     if values.output is not None:
         command_line.check_file(values.output, "output", is_directory=True)
         checkpoints.check_destination(values.output, values.overwrite)
@@ -261,8 +261,8 @@ def _main(values: flags.FlagValues) -> None:
     cached = ""
     if cache is not None and os.access(cache, os.W_OK):
         cached = (
-            f"; matrices and noise multipliers are cached in {cache}: the next plan of as many "
-            "rounds takes seconds"
+            f"; matrices and noise multipliers are cached in {cache}: another plan for this number "
+            "of rounds takes seconds"
         )
     compared = counted(len(plan.candidates), "mechanism")
     _say(f"compared {compared} in {time.monotonic() - start:.0f} s{cached}.")
@@ -338,7 +338,7 @@ def _fleet(
     if values.sampling is not None:
         command_line.check_choice(
             not given,
-            f"--{next(iter(given), '')} is for devices with timers alone: leave --sampling out.",
+            f"--{next(iter(given), '')} is only for devices with timers: leave out --sampling.",
         )
         return None, None, None, []
     most = values.max_participations
@@ -361,8 +361,8 @@ def _fleet(
     if devices is not None and pairs and values.separation is not None:
         best = pairs[0].participation
         starves = (
-            f"--separation={values.separation} starves simulated fleets with "
-            f"{100 * devices.dropout:g} % dropouts: {best} survive."
+            f"with --separation={values.separation}, simulated fleets with "
+            f"{100 * devices.dropout:g} % dropouts run out of devices; they survive {best}."
         )
     command_line.check_choice(not starves or not given, starves)
     chosen = pairs[0].participation if pairs and values.separation is None else typed
@@ -394,9 +394,10 @@ def _fleet(
 def _lines_of_fleet(devices: Fleet, fields: dict[str, Any], margins: fleets.Margins) -> list[str]:
     lines = [
         f"{100 * devices.dropout:g} % dropouts{' (--dropout)' if fields['is_assumed'] else ''}, "
-        f"{devices.selected} devices selected a round (--over_selection="
-        f"{fields['over_selection']:g}); 95 % of simulated fleets come to the last round",
-        f"in simulations it just survives with {margins.population} devices, or with "
+        f"{devices.selected} devices selected a round "
+        f"(--over_selection={fields['over_selection']:g}); 95 % of simulated fleets reach the last "
+        "round",
+        f"in simulations it survives down to {margins.population} devices, or up to "
         f"{100 * margins.dropout:.3g} % dropouts",
     ]
     if margins.longest_minutes is not None:
@@ -406,9 +407,9 @@ def _lines_of_fleet(devices: Fleet, fields: dict[str, Any], margins: fleets.Marg
             for each in (margins.longest_minutes, margins.pause_hours)
         )
         lines.append(
-            f"participations come closer if rounds take more than {longest:g} "
-            f"minutes, or pause for more than {pause:g} hours; if they take "
-            f"less than {margins.shortest_minutes:.2g}, half of the attempts find too few devices"
+            f"the separation is smaller if rounds take more than {longest:g} minutes, or pause for "
+            f"more than {pause:g} hours; if they take less than {margins.shortest_minutes:.2g} "
+            "minutes, half of the attempts find too few devices"
         )
     printed = fields["pairs"][:_MOST_PAIRS]
     most_noise = max((each["noise"] for each in printed), default=1.0)
@@ -479,8 +480,8 @@ def _setting(
         epsilon = guarantees.of_noise(noise, values.delta).epsilon
     command_line.check_choice(
         schema is not None or (values.separation is None and values.max_participations is None),
-        "--separation and --max_participations are for devices with timers alone; with "
-        "--sampling the plan chooses how far apart participations are.",
+        "--separation and --max_participations are only for devices with timers: with --sampling, "
+        "leave them out, and the plan chooses the separation.",
     )
     described = mechanism_flags.workload_description(values)
     workload = (
@@ -517,8 +518,8 @@ def _shares(values: flags.FlagValues) -> dict[str, float]:
     for name, share in found.items():
         command_line.check_choice(
             values.sampling is None and share > 0.0 and sum(found.values()) < 1.0,
-            f"--{name} is a part between 0 and 1, for devices with timers alone; two parts are "
-            "below 1 together.",
+            f"--{name} must be between 0 and 1, is only for devices with timers, and both shares "
+            "together must be below 1.",
         )
     return found
 
@@ -547,8 +548,8 @@ def _epsilon(values: flags.FlagValues) -> float:
     if values.sampling is not None:
         command_line.check_choice(
             values.target_rho is None and values.noise_multiplier is None,
-            "--sampling takes --target_epsilon alone: it does not amplify rho, and of a noise "
-            "multiplier every mechanism has an epsilon of its own, which mf-report says.",
+            "--sampling takes only --target_epsilon: it does not amplify rho, and with one noise "
+            "multiplier every mechanism has an epsilon of its own, which mf-report prints.",
         )
         return numbers.positive_number(values.target_epsilon, "--target_epsilon")
     multiplier = mechanism_flags.noise_multiplier(values)
@@ -559,9 +560,9 @@ def _epsilon(values: flags.FlagValues) -> float:
     flag = "target_rho" if values.noise_multiplier is None else "noise_multiplier"
     command_line.check_choice(
         0.0 < epsilon < math.inf,
-        f"--{flag}={values[flag].value:g} has an epsilon of {epsilon:g} at --delta="
-        f"{values.delta:g}, which is none to plan for: use {'less' if multiplier else 'some'} "
-        "noise.",
+        f"--{flag}={values[flag].value:g} has an epsilon of {epsilon:g} at "
+        f"--delta={values.delta:g}, which is not a useful plan: use "
+        f"{'less' if multiplier else 'some'} noise.",
     )
     return epsilon
 
@@ -665,16 +666,13 @@ def _save(plan: Plan, directory: str, again: str) -> list[_Step]:
     scheme, variant = chosen.mechanism.sampling, chosen.variant
     if scheme is not None:
         # The certificate is only for this matrix, not for another one with the same options.
-        note = (
-            "Writes the matrix that the certificate is for; its guarantee is not that of another."
-        )
+        note = "Writes the matrix of the certificate; another matrix does not have its guarantee."
         if scheme.has_groups:
             note = "Writes the mechanism, with the scheme that draws its clients."
         if plan.skipped:
             note = (
-                "Without a time limit it may choose another mechanism, with a scheme of its own: "
-                "the one that it writes counts. --output= beside --time_limit= saves the one of "
-                "this plan."
+                "Without a time limit it may choose another mechanism and scheme; those that it "
+                "writes count. With --output= and --time_limit=, it saves those of this plan."
             )
         return [_Step(f"{again} --output={quoted}", notes=(note,))]
     target = f"--target_epsilon={setting.epsilon!r}"
@@ -697,8 +695,8 @@ def _save(plan: Plan, directory: str, again: str) -> list[_Step]:
 def _train(directory: str, words: Sequence[str], server_learning_rate: float) -> _Step:
     command = f"run-stackoverflow --dataset={_PLACEHOLDER} --checkpoint={shlex.quote(directory)}"
     notes = (
-        f"A template: put docstrings, stackoverflow or the path of a .sqlite file of your clients "
-        f"(make-text-dataset makes one) in the place of {_PLACEHOLDER}.",
+        "A template: put docstrings, stackoverflow or the path of a .sqlite file of your clients "
+        f"(make-text-dataset makes one) in place of {_PLACEHOLDER}.",
         "Add --client_learning_rate, --server_learning_rate and --clip_norm once you have tuned "
         "them; for stackoverflow, BandMF App. I suggests "
         f"--server_learning_rate={server_learning_rate:.4g}.",
@@ -834,7 +832,7 @@ def _text(
     marks = [" ", *("*" if each["recommended"] else " " for each in candidates)]
     marked = [[f"{mark} {row[0]}", *row[1:]] for mark, row in zip(marks, rows, strict=True)]
     estimates = [
-        f"Rows with {_ABOUT} are rough estimates, which no guarantee may be stated of. The noise "
+        f"Rows with {_ABOUT} are rough estimates, for which no guarantee holds. The noise "
         "multiplier of the",
         "recommended row is certified.",
     ]
@@ -842,8 +840,9 @@ def _text(
         _setting_lines(plan.setting, assumes_size, plan.recommended),
         _aligned(marked),
         [
-            "s/round is of noise. The updates of a round take mfa.Aggregator about "
-            f"{_seconds_of_clients(plan.setting):.2g} s of one core; cores share them."
+            "s/round is the time for noise. mfa.Aggregator takes about "
+            f"{_seconds_of_clients(plan.setting):.2g} s of one core for the updates of a round; "
+            "cores share them."
         ],
         estimates if any(each["is_estimate"] for each in candidates) else [],
         [f"Recommended: {plan.reason}"],
@@ -899,8 +898,8 @@ def _setting_lines(setting: Setting, assumes_size: bool, chosen: Candidate) -> l
         lines.append(f"made for and compared by {compared} (--error={shlex.quote(file)})")
     if setting.may_extend_to is not None:
         lines.append(
-            f"may go on to {setting.may_extend_to} rounds with the same noise: ranked by the "
-            "geometric mean (both) of the errors of both horizons, each at the target"
+            f"may be extended to {setting.may_extend_to} rounds with the same noise: ranked by the "
+            "geometric mean (both) of the errors at both horizons, each at the target"
         )
     named = _workload_flags(setting)
     if "momentum" in named:
@@ -915,8 +914,8 @@ def _conditions_of_epsilon(setting: Setting, chosen: Candidate) -> list[str]:
     if setting.noise_multiplier is None or timers is None:
         return []
     if timers.most_participations(setting.num_rounds) == setting.num_rounds:
-        return ["this epsilon is that of a client in every round: no timer is needed"]
-    stated = "so little noise that no finite epsilon is accounted for"
+        return ["this epsilon holds even for a client in every round: no timer is needed"]
+    stated = "no finite epsilon, because there is too little noise"
     epsilon = _epsilon_in_every_round(setting, chosen)
     if math.isfinite(epsilon):
         stated = f"epsilon {rounded_up(epsilon, '.6g')}"

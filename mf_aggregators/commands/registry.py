@@ -26,7 +26,7 @@ def _record(document: Mapping[str, Any]) -> str:
     headline, facts = document["headline"], document["facts"]
     if not document["is_private"] or headline["epsilon"] is None:
         raise ValueError(
-            "the statement guarantees nothing, and the registry has deployments of differential "
+            "the statement has no guarantee, and the registry lists deployments of differential "
             "privacy."
         )
     names = [facts[name]["value"] or "Not stated." for name in ("model", "responsible")]

@@ -50,7 +50,7 @@ _NEEDS: Mapping[str, tuple[str, str]] = {
     "timer_hours": ("round_times", "whose devices have timers"),
     "clock_drift": ("round_times", "whose devices have clocks"),
     "clock_margin_minutes": ("round_times", "whose devices have clocks"),
-    "timer_max_participations": ("round_times", "whose devices count"),
+    "timer_max_participations": ("round_times", "whose devices limit participations"),
     "registry": ("statement or --verify", "whose statement the record is of"),
 }
 # Flags that may be given with --verify.
@@ -61,44 +61,45 @@ _EVIDENCE, _OTHERS = "evidence", "other_runs"
 _YES_OR_NO: Mapping[str | None, bool | None] = {"yes": True, "no": False, None: None}
 # Flags with texts that a statement repeats, and their help texts.
 _WORDS: Mapping[str, str] = {
-    "public_data": "What was used besides the clients' data, in a few words, or none.",
-    "enforcement": "What made clients keep to the participation of the plan, as a sentence.",
-    "responsible": "Who answers for the run.",
+    "public_data": "Other data that was used besides that of the clients, in a few words, or none.",
+    "enforcement": "How clients were made to keep to the planned participation, as a sentence.",
+    "responsible": "The person or organisation that answers for the run.",
     "signer": "The name under which the statement is signed, as the list of signers has it.",
     "model": "The model and its version.",
-    "period": "The first and the last day of the run.",
+    "period": "The first and the last day of the run, in words.",
     "custody": "Who holds seed, state and ledger, and when they are destroyed, as a sentence.",
-    "simulation": "What was simulated, as a sentence. Default: it is the statement of a real run.",
+    "simulation": "The simulated parts of the run, as a sentence. Default: none, a real run.",
 }
 # The flags for ledgers and for times of rounds, with their help texts.
 _LEDGER_FILES: Mapping[str, str] = {
-    "ledger": "Who took part in which round: the participation.npz of a run, or a text file (UTF-8)"
-    " of client,round lines. Rounds count from 0. The report has the guarantee that follows.",
-    "round_counts": "How many clients each round of --ledger summed, by the server: a text file, a "
-    "number a line. A run has its own. Without them, nothing better than the plan is stated.",
+    "ledger": "The participations of clients: the participation.npz of a run, or a text file "
+    "(UTF-8) of client,round lines. Rounds count from 0. Adds the guarantee that follows.",
+    "round_counts": "The number of clients that the server summed in each round of --ledger: a "
+    "text file, one number on each line. A run has its own. Without it, no better guarantee than "
+    "that of the plan is stated.",
     "sampling_seed": "The file with the secret seed of the data sampler that drew the batches of "
     "--ledger: checkpoints/sampling_seed.json of a run. Every draw is compared with the ledger.",
-    "people": "Who has which clients of --ledger: a text file (UTF-8) of person,client lines. The "
-    "report then has the guarantee of the least protected person.",
-    "round_times": "In place of --ledger, where nobody knows who took part: when each round took "
-    "place, as a text file (UTF-8) of round,start,end lines. Rounds count from 0; times are dates "
-    "with a UTC offset, such as 2026-03-01T04:00:00Z, or seconds since 1970.",
+    "people": "The person of each client of --ledger: a text file (UTF-8) of person,client lines. "
+    "Adds the guarantee of the least protected person.",
+    "round_times": "In place of --ledger, if nobody knows who took part: the times of the rounds, "
+    "a text file (UTF-8) of round,start,end lines. Rounds count from 0; times are dates with a UTC "
+    "offset, such as 2026-03-01T04:00:00Z, or seconds since 1970.",
 }
 _LEDGER_INTEGERS: Mapping[str, str] = {
-    "released_rounds": "How many rounds the run of a text --ledger released. Default: all of the "
-    "checkpoint.",
-    "id_window": "If client ids change every so many rounds: the report then has the guarantee of "
-    "a client in one window, and that of a device in all of them.",
-    "timer_max_participations": "The most participations that devices count and allow, for "
-    "--round_times. Default: they do not count.",
+    "released_rounds": "The number of rounds that the run of a text --ledger released. Default: "
+    "all rounds of the checkpoint.",
+    "id_window": "The number of rounds after which client ids change. Adds the guarantee of a "
+    "client in one window of that length, and that of a device in all windows.",
+    "timer_max_participations": "For --round_times: the most participations that each device "
+    "allows itself. Default: no limit.",
 }
 _LEDGER_NUMBERS: Mapping[str, str] = {
-    "timer_hours": "The hours for which devices accept no request after one that they took part "
-    "on, for --round_times.",
-    "clock_drift": "By what share of the time devices' clocks may be too fast, for --round_times. "
+    "timer_hours": "For --round_times: the hours for which a device accepts no request after one "
+    "in which it took part.",
+    "clock_drift": "For --round_times: the share by which clocks of devices may be too fast. "
     f"Default: {DEFAULT_CLOCK_DRIFT:g}.",
-    "clock_margin_minutes": "By how many minutes a timer may be too short because clocks were set "
-    f"or differ, for --round_times. Default: {DEFAULT_CLOCK_MARGIN_MINUTES:g}.",
+    "clock_margin_minutes": "For --round_times: the minutes by which a timer may be too short "
+    f"because clocks were set or differ. Default: {DEFAULT_CLOCK_MARGIN_MINUTES:g}.",
 }
 # The allowed endings of output files, by flag.
 _ENDINGS = {"figure": (".png",), "registry": (".yaml",), "statement": (".md", ".json")}
@@ -115,21 +116,21 @@ def _define_flags(values: flags.FlagValues) -> None:
     group = FlagGroup(values, "Mechanism")
     group.path(
         "checkpoint",
-        "The checkpoint or training run to report on. A run, or the checkpoint of a Mechanism, "
-        "has participation and noise, unless flags name others. Required, but with --verify.",
+        "The checkpoint or training run to report on. Its own participation and noise, if it has "
+        "them, apply unless flags give others. Required, except with --verify.",
     )
     mechanism_flags.define(values, "privacy", "participation")
     _define_ledger(values)
     mechanism_flags.define(values, "workload")
     group = FlagGroup(values, "Training")
-    meaning = "The cohort size, to be compared with that of a --ledger."
+    meaning = "The planned number of clients in a round, which is compared with the --ledger."
     group.integer("clients_per_round", meaning, lower_bound=1)
     _define_statement(values)
     group = FlagGroup(values, "Output")
     group.path(
         "figure",
-        "A PNG file to write, with the error by round, the matrix and, with a noise multiplier, "
-        "what an attacker can do.",
+        "A PNG file to write: the error by round, the matrix and, with a noise multiplier, the "
+        "true positive rates that an attacker can reach.",
     )
     group.overwrite("--figure, --registry and --statement")
     group.require("checkpoint", "verify")
@@ -151,30 +152,30 @@ def _define_statement(values: flags.FlagValues) -> None:
     group = FlagGroup(values, "Statement")
     group.path(
         "statement",
-        "A .md file to write: the privacy statement of a run that was trained anywhere, and a "
-        f".json file of its data. Needs --ledger or --round_times, and --{', --'.join(_REQUIRED)}.",
+        "A .md file to write, the privacy statement of any run, with a .json file of its data "
+        f"beside it. Needs --ledger or --round_times, and --{', --'.join(_REQUIRED)}.",
     )
-    group.integer("population", "The number of clients that cohorts were drawn from.")
+    group.integer("population", "The number of clients from which cohorts were selected.")
     group.number("clip_norm", "The L2 norm that each update was clipped to.")
     for name, meaning in _WORDS.items():
         group.string(name, meaning)
-    group.choice("secure_aggregation", ("yes", "no"), "Whether the server saw sums alone.")
-    group.choice("finished", ("yes", "no"), "Whether the run has ended for good.")
-    group.repeated_paths(_EVIDENCE, "A further file to list with its SHA-256, as the final model.")
+    group.choice("secure_aggregation", ("yes", "no"), "Whether the server saw only sums.")
+    group.choice("finished", ("yes", "no"), "Whether no further round will follow.")
+    group.repeated_paths(_EVIDENCE, "Another file to list with its SHA-256: the final model, say.")
     group.string(
         _OTHERS,
         "Other runs on the same clients, to compose with: a .json of pairs, events or statements "
-        "(docs/statements.md), or directories of runs or of Mechanism.save, with commas between.",
+        "(docs/statements.md), or directories of runs or of Mechanism.save, separated by commas.",
     )
     group.path(
         "verify",
-        "A statement of --statement, or the PRIVACY.md of a run. It is made again from the files "
-        "that it names, and compared. Exit status 1 if anything differs.",
+        "A statement to verify: one of --statement, or the PRIVACY.md of a run. It is made again "
+        "from the files that it names, and compared. The exit status is 1 if anything differs.",
     )
     group.path(
         "registry",
-        "A .yaml file to write, with --statement or --verify: a draft of a record of the statement "
-        "for OpenDP's registry of deployments of differential privacy. A person completes it.",
+        "With --statement or --verify: a .yaml file to write, a draft of the statement's record "
+        "for OpenDP's registry of deployments of differential privacy, for a person to complete.",
     )
 
 
@@ -221,14 +222,14 @@ def _verify(values: flags.FlagValues) -> int:
 
 def _check_flags(values: flags.FlagValues, *, writes: bool = True) -> None:
     is_given = {name: values[name].value not in (None, []) for name in values}
-    needs = {**_NEEDS, **dict.fromkeys(_FACTS, ("statement", "which it is in"))}
+    needs = {**_NEEDS, **dict.fromkeys(_FACTS, ("statement", "which contains it"))}
     for name, (other, why) in needs.items():
         has_other = is_given[other.partition(" ")[0]]
         check_choice(has_other or not is_given[name], f"--{name} needs --{other}, {why}.")
     check_choice(
         not is_given["released_rounds"]
         or (is_given["ledger"] and not values.ledger.lower().endswith(".npz")),
-        "--released_rounds belongs to a text --ledger: an archive says it itself.",
+        "--released_rounds needs a --ledger in text: an archive has its own number of rounds.",
     )
     took_place = " and --".join(each for each in ("ledger", "round_times") if is_given[each])
     check_choice(" " not in took_place, f"--{took_place} exclude each other: give one of them.")
@@ -236,7 +237,7 @@ def _check_flags(values: flags.FlagValues, *, writes: bool = True) -> None:
     targets = [each for each in ("target_epsilon", "target_rho") if is_given[each]]
     check_choice(
         not targets or not took_place,
-        f"--{took_place} is of a run that took place: give the noise that it had, by "
+        f"--{took_place} describes a run that took place: give the noise of that run, by "
         f"--noise_multiplier or {report_contents.HAS_NOISE}, in place of --{''.join(targets[:1])}.",
     )
     if is_given["figure"]:
@@ -261,7 +262,7 @@ def _check_statement(values: flags.FlagValues) -> None:
     if values.ledger is None and values.round_times is None:
         missing.insert(0, "--ledger or --round_times")
     check_choice(
-        not missing, f"--statement needs {', '.join(missing)}: what nobody said is not asserted."
+        not missing, f"--statement needs {', '.join(missing)}: these facts have no default."
     )
     numbers.positive_number(values.clip_norm, "--clip_norm")
     _facts(values)
@@ -269,12 +270,12 @@ def _check_statement(values: flags.FlagValues) -> None:
         for path in paths:
             # A pipe can be read only once, so the statement could not be made again from it.
             is_kept = os.path.isfile(path) or (name == "checkpoint" and os.path.isdir(path))
-            check_choice(is_kept, f"--{name}={path} is no file.")
+            check_choice(is_kept, f"--{name}={path} is not a regular file.")
     for path in values[_EVIDENCE].value:
         check_choice(
             values.sampling_seed is not None or not ledgers.is_of_drawn_clients(path),
-            f"--{_EVIDENCE}={path} is the ledger of a run whose clients were drawn, and its hash "
-            "would confirm a guess of who they were: leave it out, or name it by --other_runs.",
+            f"--{_EVIDENCE}={path} is the ledger of a run with sampled clients, and its hash could "
+            "confirm a guess of the draws: leave it out, or name the run by --other_runs.",
         )
 
 
@@ -300,14 +301,14 @@ def verify(path: str) -> tuple[dict[str, Any], str]:
         differing, notes = [*differing, *found[0]], found[1]
     # If the data do not follow from the files, the text is not compared.
     if not differing and file.read_bytes() != statement_file.render(document).encode():
-        differing.append(f"{path} is not the text that its data give.")
+        differing.append(f"{path} is not the text that follows from its data.")
     told = statement_file.told(document)
     fields = {"statement": path, "is_verified": not differing, "notes": notes}
     fields |= {"differences": differing, "told": told}
     verdict = "follows from its files: text and data were made again."
     result = f"{path} {'does NOT follow from its files:' if differing else verdict}"
     lines = [f"- {name}: {value}" for name, value in told.items() if value not in (None, "")]
-    words = "Nothing can check what people and clocks have said:"
+    words = "The following was stated by people or clocks, and cannot be checked:"
     return fields, "\n".join([*notes, result, *(f"- {e}" for e in differing), words, *lines])
 
 
@@ -330,10 +331,10 @@ def _made_again(document: Mapping[str, Any], folder: pathlib.Path) -> tuple[Stat
         check_choice(values.checkpoint is not None, "the flags of the statement lack --checkpoint.")
         _check_flags(values, writes=False)
         report = Report.read(values)
-        check_choice(report.found is not None, "the statement was made of no ledger with noise.")
+        check_choice(report.found is not None, "the statement's ledger or noise is missing.")
         return _statement(values, report, folder), []
     except (AttributeError, KeyError, TypeError, OverflowError, OSError) as error:
-        said = f"{folder} does not have what a statement is made from: {error}."
+        said = f"{folder} lacks a file or an entry from which the statement was made: {error}."
         raise CommandError(said) from error
 
 

@@ -28,7 +28,7 @@ from mf_aggregators.privacy.ledgers import Ledger, RoundTimes
 from mf_aggregators.workloads import Workload
 
 # Describes, in messages, a checkpoint that has the noise of a run.
-HAS_NOISE = "a --checkpoint that has it (the directory of a run or of a Mechanism)"
+HAS_NOISE = "a --checkpoint with noise (the directory of a run or of a Mechanism)"
 # Width and height of a panel of the figure, in inches.
 _INCHES = (5.4, 4.2)
 # Matrices for more rounds are not drawn.
@@ -76,7 +76,7 @@ class _Subject:
             check_choice(
                 saved is None or is_saved,
                 f"--checkpoint={values.checkpoint} is a Mechanism, which has the run's "
-                "participation and noise: leave out the flags that name others.",
+                "participation and noise: leave out the flags for these.",
             )
             _check_declared(factorization, own, schema or own)
         if saved is not None and schema is not None and noise is None:
@@ -201,7 +201,7 @@ def _check_declared(factorization: Factorization, own: Participation, given: Par
     check_choice(
         declared <= planned * (1.0 + 1e-9),
         f"--separation: the checkpoint is for {own}, and the flags name {given}. Noise multipliers "
-        "are relative to what was planned for: leave these flags out, or name the run's Mechanism.",
+        "are relative to the planned schema: leave these flags out, or name the run's Mechanism.",
     )
 
 
@@ -399,7 +399,7 @@ class Report:
             figures.lines(
                 axes[-1],
                 _trade_offs(stated),
-                title="What an attacker can do",
+                title="Rates that an attacker can reach",
                 x="false positive rate",
                 y="highest true positive rate",
                 logarithmic="xy",
@@ -463,14 +463,14 @@ def _check_ledger(values: flags.FlagValues, subject: _Subject, ledger: Ledger) -
     )
     check_choice(
         ledger.sampling is None or subject.is_saved,
-        f"the clients of {values.ledger} were drawn, and the checkpoint does not say how: give the "
-        "one of the run or of its Mechanism.",
+        f"the clients of {values.ledger} were sampled, and the checkpoint has no sampling scheme: "
+        "give that of the run or of its Mechanism.",
     )
     path = pathlib.Path(values.checkpoint) / ledgers.FILE_OF_RUN
     if checkpoints.is_run(values.checkpoint) and path.exists():
         check_choice(
             ledger.by_name() == ledgers.load(path, ledger.num_rounds).by_name(),
-            f"--ledger={values.ledger} is not that of the run, which is {path}: give it, or the "
+            f"--ledger={values.ledger} is not the ledger of the run, {path}: give that one, or the "
             "checkpoint of another run.",
         )
 
@@ -479,11 +479,12 @@ def _sampling_seed(values: flags.FlagValues, subject: _Subject, ledger: Ledger) 
     is_given, is_drawn = values.sampling_seed is not None, ledger.sampling is not None
     check_choice(
         is_given or values.statement is None or not (is_drawn or subject.drawn),
-        "--statement needs --sampling_seed for batches of a sampler: nothing else shows its draws.",
+        "--statement needs --sampling_seed if a sampler drew the batches: only the seed shows its "
+        "draws.",
     )
     check_choice(
         is_drawn or not is_given,
-        "--sampling_seed needs a ledger that names the scheme of its draws, as a run has.",
+        "--sampling_seed needs a ledger that names its sampling scheme, such as that of a run.",
     )
     return random_streams.load_seed(values.sampling_seed) if is_given else None
 

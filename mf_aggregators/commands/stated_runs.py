@@ -139,7 +139,7 @@ class Others:
                 runs = _runs_of(inputs.parsed_json(path.read_text("utf-8"), is_strict=True))
                 found = {name: _event(each, path.parent) for name, each in runs.items()}
             except ValueError as error:
-                raise ValueError(f"{path} is no file of other runs: {error}") from error
+                raise ValueError(f"{path} is not a file of other runs: {error}") from error
         stated = [path.parent / each["statement"] for each in runs.values() if "statement" in each]
         _check_seeds([own_seed, *(seed for _, seed in found.values())])
         by_name = {name: event for name, (event, _) in found.items()}
@@ -194,7 +194,7 @@ def _runs_of(contents: Any) -> dict[str, dict[str, Any]]:
     # Different runs could get the same label, and one of them would be lost.
     distinct = min(len(runs), len({each["name"] for each in runs.values()}))
     if not 0 < distinct == len(contents["runs"]):
-        raise ValueError("it needs at least one run, and no two of one name")
+        raise ValueError("it needs at least one run, and each name must be unique")
     return runs
 
 
@@ -278,7 +278,9 @@ def directories_of(text: str | None) -> list[pathlib.Path]:
         paths = [resolved_path(each.strip()) for each in text.split(",")]
     # Two paths may lead to the same directory through a link.
     distinct = min(len(set(map(os.path.realpath, paths))), len(set(map(os.path.abspath, paths))))
-    check_choice(distinct == len(paths), f"--other_runs={text} names a directory twice: once each.")
+    check_choice(
+        distinct == len(paths), f"--other_runs={text} has a directory twice: name it once."
+    )
     return list(map(pathlib.Path, paths))
 
 
@@ -346,7 +348,7 @@ def differences(document: Mapping[str, Any], folder: pathlib.Path) -> list[str]:
             found.append(f"{missing[0]} is not there.")
         elif _hash(folder / name, key) != digest:
             kind = "SHA-256" if key is None else "HMAC"
-            found.append(f"{name} is another file: its {kind} is not the one that is stated.")
+            found.append(f"{name} is another file: its {kind} is not that of the statement.")
     return found
 
 
@@ -383,8 +385,9 @@ def _event_of(directory: pathlib.Path, delta: float) -> dp_event.DpEvent:
     is_saved = (directory / checkpoints.MECHANISM_FILE).exists()
     check_choice(
         is_saved or (directory / ledgers.FILE_OF_RUN).exists(),
-        f"--other_runs={directory} is neither what Mechanism.save writes nor a run with its ledger "
-        f"{ledgers.FILE_OF_RUN}: bring the ledger, or name the run's statement in a .json file.",
+        f"--other_runs={directory} is neither a directory of Mechanism.save nor a run with its "
+        f"ledger {ledgers.FILE_OF_RUN}: restore the ledger, or name the run's statement in a .json "
+        "file.",
     )
     try:
         of_run = mechanism.load(directory)
@@ -407,7 +410,7 @@ def _check_seeds(files: Iterable[pathlib.Path | None]) -> None:
         check_choice(
             seed not in found,
             f"--other_runs: {file} and {found.get(seed)} hold the same seed: these runs drew the "
-            "same clients, and what amplifies each of them does not hold of both together.",
+            "same clients, so that their amplified guarantees cannot be composed.",
         )
         found[seed] = file
 
@@ -676,7 +679,7 @@ def _observed(folder: pathlib.Path, of_run: Mechanism) -> Observed:
 def _json_of(path: pathlib.Path) -> dict[str, Any]:
     contents = inputs.parsed_json(path.read_text(encoding="utf-8"))
     if not isinstance(contents, dict):
-        raise ValueError(f"{path} holds {numbers.shown(contents)}, which is no object.")
+        raise ValueError(f"{path} holds {numbers.shown(contents)}, which is not a JSON object.")
     return contents
 
 

@@ -82,8 +82,8 @@ class DecoderRows(abc.ABC):
         rounds = workload.num_rounds
         if rounds > _MOST_ROUNDS:
             raise ValueError(
-                f"errors of a Toeplitz matrix would take long for {rounds} rounds of a workload "
-                f"that changes with the rounds, above {_MOST_ROUNDS}: use blt or banded."
+                f"errors of a Toeplitz matrix take too long for {rounds} rounds of a workload that "
+                f"changes with the rounds, above {_MOST_ROUNDS}: use blt or banded."
             )
         return _RecursionRows(workload.recursions())
 

@@ -157,8 +157,8 @@ class ScaledToeplitz(ToeplitzStructure):
         if self.row_scales is not None:
             raise ExtensionError(
                 f"a {self.mechanism} factorization with equal column norms for {self.num_rounds} "
-                f"rounds cannot be extended to {num_rounds}: its scales are for one last round. "
-                "One without them can."
+                f"rounds cannot be extended to {num_rounds}: its scales depend on the last round. "
+                "A factorization without equal column norms can be extended."
             )
         return super()._extended(num_rounds, participation, workload, parameters)
 

@@ -137,7 +137,7 @@ def banded(
     if measure.has_vanishing_weights:
         raise ValueError(
             "error must hold weights above zero for banded, and above 1e-8 of the largest, found "
-            f"{float(np.min(np.asarray(error)))}: use optimal for others."
+            f"{float(np.min(np.asarray(error)))}: use optimal for smaller weights."
         )
     bytes_per_entry = _BYTES_PER_ENTRY_FOR_MAXIMUM if measure.is_maximum else _BYTES_PER_ENTRY
     inputs.check_rounds(num_rounds, bytes_per_entry * num_bands, "the banded factorization")

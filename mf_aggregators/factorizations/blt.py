@@ -300,13 +300,13 @@ class BltFactorization(ScaledToeplitz):
         if not (_interlace(decays, inverse) and decays[0] < 1.0 and inverse[-1] > -1.0):
             raise ValueError(
                 "the decays must interlace, 1 > buffer_decays[0] >= inverse_decays[0] > "
-                "buffer_decays[1] >= ... > -1: the sensitivity is known only then."
+                "buffer_decays[1] >= ... > -1: otherwise no sensitivity is known."
             )
         # Rounding may make a sum of one slightly larger; the margin of the sensitivity covers this.
         if np.sum(_partial_fractions(decays, inverse)) > 1.0 + _ROUNDING or decays[-1] < 0.0:
             raise ValueError(
-                "the coefficients of the strategy matrix must be non-negative and "
-                "non-increasing: the sensitivity is known only then."
+                "the coefficients of the strategy matrix must be non-negative and non-increasing: "
+                "otherwise no sensitivity is known."
             )
         self._set(buffer_decays=decays, inverse_decays=inverse)
 

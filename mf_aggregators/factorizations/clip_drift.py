@@ -54,8 +54,7 @@ class ClipDrift:
         norms, num_rounds = numbers.real_array(norms, "norms"), factorization.num_rounds
         if norms.ndim != 1 or not 1 <= norms.size <= num_rounds:
             raise ValueError(
-                f"there must be a norm for each of 1 to {num_rounds} rounds, found shape "
-                f"{norms.shape}."
+                f"norms must be a vector of 1 to {num_rounds} norms, found shape {norms.shape}."
             )
         return cls(
             _equivalent_norm(factorization, norms), _equivalent_norm(identity(num_rounds), norms)

@@ -132,7 +132,7 @@ class Factorization(abc.ABC):
     mechanism = ""
     can_extend: ClassVar[bool] = False
     has_dense_rows: ClassVar[bool] = False
-    reason: ClassVar[str] = "its class says of no further rounds how they would follow"
+    reason: ClassVar[str] = "this kind of factorization has no rule for further rounds"
 
     num_rounds: int = dataclasses.field(init=False)
     participation: Participation | None = dataclasses.field(default=None, kw_only=True)
@@ -198,7 +198,7 @@ class Factorization(abc.ABC):
         if rounds <= self.num_rounds:
             raise ExtensionError(
                 f"this {self.mechanism} factorization has {self.num_rounds} rounds already: an "
-                f"extension has more, found {rounds}."
+                f"extension needs more, found {rounds}."
             )
         schema = check(participation or self.participation or SingleParticipation(), rounds)
         whole = workloads.checked(rounds if workload is None else workload)
@@ -257,8 +257,8 @@ class Factorization(abc.ABC):
             return self
         if num_rounds not in self.horizons:
             raise ValueError(
-                f"the horizons that were extended to this one are {list(self.horizons)} rounds, "
-                f"found {num_rounds}."
+                f"num_rounds must be an earlier horizon, one of {list(self.horizons)}, found "
+                f"{num_rounds}."
             )
         parameters = {name: each for name, each in self.parameters.items() if name != _EXTENDS}
         if earlier := [rounds for rounds in self.horizons if rounds < num_rounds]:
@@ -266,8 +266,8 @@ class Factorization(abc.ABC):
         if not self.can_extend:
             raise ExtensionError(
                 f"this {self.mechanism} factorization is said to extend one for {num_rounds} "
-                "rounds, and its class cannot be extended: the checkpoint is broken, or of another "
-                "version."
+                "rounds, and its class cannot be extended: the checkpoint is broken, or was "
+                "written by another version."
             )
         return self._for_rounds(num_rounds, parameters)
 
@@ -281,7 +281,7 @@ class Factorization(abc.ABC):
           ValueError: If num_rounds is not above the last horizon, or above n.
         """
         if not max(self.horizons, default=self.num_rounds) < num_rounds <= self.num_rounds:
-            raise ValueError(f"{num_rounds} rounds are no part of {self.num_rounds} further ones.")
+            raise ValueError(f"{num_rounds} is not between the last horizon and {self.num_rounds}.")
         return self._for_rounds(num_rounds, dict(self.parameters))
 
     def _for_rounds(self: _Made, num_rounds: int, parameters: dict[str, Any]) -> _Made:
@@ -359,9 +359,9 @@ class Factorization(abc.ABC):
         # The comparison is negated so that NaN is refused, too.
         if not moved <= _MOST_ROUNDING:
             raise ValueError(
-                f"the noise of {self.mechanism} may be rounded by {moved:.2g} steps, and at most "
-                f"{_MOST_ROUNDING:g} are accounted for where clients draw for themselves: use a "
-                "banded mechanism, or a matrix that is better conditioned."
+                f"the noise of {self.mechanism} may be rounded by {moved:.2g} steps, and the "
+                "accounting of schemes in which clients draw for themselves allows at most "
+                f"{_MOST_ROUNDING:g}: use a banded mechanism, or a better conditioned matrix."
             )
         return moved
 
@@ -429,10 +429,9 @@ class Factorization(abc.ABC):
         )
         if reaches_far and bands < self.num_rounds:
             raise ValueError(
-                f"the noise of {self.mechanism} is made from rows of Z or of noise that lie "
-                f"further back than its {bands} bands, and so would its roundings reach: for "
-                "amplification by sampling, use a banded mechanism with bands for at most half of "
-                "the rounds."
+                f"the noise of {self.mechanism} uses earlier rows of Z or of noise than its "
+                f"{bands} bands reach, and so do its roundings: for amplification by sampling, use "
+                "a banded mechanism with bands for at most half of the rounds."
             )
         if not scheme.has_groups:
             _ = self._largest_rounding  # Refuses roundings that are too large.
@@ -473,8 +472,8 @@ class Factorization(abc.ABC):
         made = cls(**values, **attributes)
         if made.num_rounds != num_rounds:
             raise ValueError(
-                f"its arrays are of a matrix for {made.num_rounds} rounds, and it is said to be "
-                f"for {num_rounds}"
+                f"its arrays are those of a matrix for {made.num_rounds} rounds, and its "
+                f"num_rounds is {num_rounds}"
             )
         return made
 
@@ -741,7 +740,7 @@ class Factorization(abc.ABC):
             raise ValueError(f"{name} must be finite, found NaN, infinity or an entry above 1e150.")
         if not np.all(array[:, 0]):
             raise ValueError(
-                f"{name} must be those of a non-singular matrix, found a zero diagonal."
+                f"{name} must be those of a non-singular matrix, found a zero on the diagonal."
             )
         if np.any(array[~np.tri(array.shape[0], array.shape[1], dtype=bool)]):
             raise ValueError(f"{name} must be zero before the first column of the matrix.")
@@ -761,10 +760,11 @@ class Factorization(abc.ABC):
         own = vars(sys.modules["mf_aggregators.factorizations"])
         if not isinstance(factorization, Factorization) or own.get(kind.__name__) is not kind:
             raise TypeError(
-                "factorization must be one of mf_aggregators.factorizations, and of no subclass, "
-                f"found {numbers.shown(factorization)} ({kind.__module__}.{kind.__qualname__}). "
-                "Give a matrix of your own as data, factorizations.from_matrix(C); read a "
-                "checkpoint with mf_aggregators.checkpoints.load."
+                "factorization must be of a class of mf_aggregators.factorizations, not of a "
+                f"subclass, found {numbers.shown(factorization)} "
+                f"({kind.__module__}.{kind.__qualname__}). Give a matrix of your own as data, "
+                "factorizations.from_matrix(C); read a checkpoint with "
+                "mf_aggregators.checkpoints.load."
             )
         replaced = [
             name

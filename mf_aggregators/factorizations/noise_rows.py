@@ -28,7 +28,7 @@ def apply(recursion: NoiseRecursion, z: FloatArray) -> FloatArray:
     if len(z) > recursion.num_rounds:
         raise ValueError(
             f"the mechanism has noise for {recursion.num_rounds} rounds, and {len(z)} rows of Z "
-            "were given: a factorization for more rounds is needed."
+            "were given: use a factorization for more rounds."
         )
     unit, wide = recursion.normalised, np.asarray(z, np.float64)
     rows, vectors = np.empty(z.shape), np.zeros((unit.num_state_vectors, *z.shape[1:]))

@@ -135,7 +135,7 @@ class DenseFactorization(Factorization):
 
     mechanism = "optimal"
     has_dense_rows = True
-    reason = "all rows are optimised together, so more rounds have other first rows"
+    reason = "all rows are optimised together: more rounds change the first rows"
 
     matrix: FloatArray
 
@@ -512,9 +512,9 @@ class _OptimumSearch:
         if self.error.has_vanishing_weights or returns_to_worst:
             if size > _MOST_VARIABLES_OF_PATH:
                 raise ValueError(
-                    f"this error of the optimum has {size} variables for {self._layout.num_rounds} "
-                    f"rounds and {self._layout.positions} participations, and "
-                    f"{_MOST_VARIABLES_OF_PATH} are the most: use banded."
+                    f"optimal with this error needs {size} variables for {self._layout.num_rounds} "
+                    f"rounds and {self._layout.positions} participations, and at most "
+                    f"{_MOST_VARIABLES_OF_PATH} are allowed: use banded."
                 )
             self._run_on_path()
             return

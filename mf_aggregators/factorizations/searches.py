@@ -91,7 +91,7 @@ class RoundError:
         largest = float(np.max(weights))
         if not (np.all(np.isfinite(weights)) and np.all(weights >= 0.0) and largest > 0.0):
             raise ValueError(
-                "error must hold finite weights, none below zero and one above, found "
+                "error must hold finite weights of at least zero, not all zero, found "
                 f"{float(np.min(weights))} to {largest}."
             )
         if np.ptp(weights) == 0.0:

@@ -255,7 +255,7 @@ def _alternating_least_squares(
             warnings.warn(
                 f"least squares stopped after {max_iterations} iterations with a total error of "
                 f"{best_error:.6g} under single participation, which may fall further with more "
-                "iterations; what is returned has that error.",
+                "iterations; the returned factorization has that error.",
                 NotConvergedWarning,
                 stacklevel=3,
             )

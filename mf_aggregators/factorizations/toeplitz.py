@@ -307,8 +307,8 @@ class ToeplitzFactorization(ToeplitzOfCoefficients):
         if self.equal_column_norms:
             raise ExtensionError(
                 f"a Toeplitz factorization with equal column norms for {self.num_rounds} rounds "
-                "cannot be extended: its last columns were scaled up because they end with the "
-                "last round, and would not end there."
+                "cannot be extended: its last columns are scaled up because they end with the last "
+                "round."
             )
         made = functools.partial(ToeplitzFactorization, num_rounds, participation=participation)
         kept = made(self.coefficients, parameters=parameters)
@@ -417,7 +417,7 @@ def toeplitz(
     if equal_column_norms and num_bands * num_rounds > _LARGEST_NORMALISED:
         raise ValueError(
             f"equal_column_norms with {num_bands} bands and {num_rounds} rounds would take more "
-            "than minutes: ask for fewer bands."
+            "than a few minutes: use fewer bands."
         )
     if coefficients == "square_root" or num_bands == 1:
         series = _square_root(problem.named, num_bands)
@@ -477,8 +477,8 @@ def _square_root(workload: Workload, num_bands: int) -> FloatArray:
     if num_bands == 1:
         return np.ones(1)
     raise ValueError(
-        "coefficients=square_root needs constant learning rates: no square root of this workload "
-        "is Toeplitz; use coefficients=optimised."
+        "coefficients=square_root needs constant learning rates, because the square root of this "
+        "workload is not Toeplitz: use coefficients=optimised."
     )
 
 
@@ -626,7 +626,7 @@ class Problem(NamedTuple):
         if not isinstance(self.workload, Workload):
             shape = self.workload.matrix().shape
             raise ValueError(
-                f"the workload, an array of shape {shape}, is not that of momentum with learning "
+                f"the workload, an array of shape {shape}, is not one of momentum and learning "
                 "rates: use banded or optimal."
             )
         return self.workload

@@ -128,7 +128,7 @@ class TreeAggregationFactorization(Factorization):
         if self.decoder != "online":
             raise ExtensionError(
                 f"a tree of {self.num_rounds} rounds with the decoder {self.decoder!r} cannot be "
-                "extended: each of its rows of noise is made in view of all rounds that follow."
+                "extended: each of its rows of noise depends on all later rounds."
             )
         first = self.horizons[0] if self.horizons else self.num_rounds
         most = (1 << (_num_slots(first) + 1)) - 1

@@ -327,7 +327,7 @@ def dominating_pair(
     num_rounds, num_bands = columns.entries.shape
     if num_rounds != draws.num_rounds or num_bands > draws.num_bands:
         most = f"{draws.num_rounds} rounds and {draws.num_bands} bands"
-        raise ValueError(f"a scheme of {most} has a C of {num_rounds} and {num_bands}.")
+        raise ValueError(f"a scheme of {most} cannot have a C of {num_rounds} and {num_bands}.")
     rounds: _RoundsDistribution = _BallsInBinsRounds(draws.separation)
     if isinstance(draws, MinSeparation):
         rounds = _MinSeparationRounds(draws.joining_probability, draws.separation)

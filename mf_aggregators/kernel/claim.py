@@ -182,7 +182,7 @@ class Claim:
             rounds = self.taking_part.rounds
             if len(set(rounds)) < len(rounds):
                 found = numbers.shown(rounds)
-                raise ValueError(f"{found} are of several clients, which the basis PEOPLE is for.")
+                raise ValueError(f"{found} are those of several clients: use the basis PEOPLE.")
         if kind not in _BASES:
             # This refuses draws of other classes than those of the kernel.
             draws = losses.checked_draws(self.taking_part)  # type: ignore[type-var]
@@ -220,7 +220,7 @@ class Sealed:
 
     def __new__(cls, *arguments: object, **options: object) -> Any:
         """Raises TypeError, because only the kernel makes a value of this class."""
-        raise TypeError(f"the kernel makes a {cls.__name__}, from a claim: nothing else does.")
+        raise TypeError(f"only the kernel makes a {cls.__name__}, from a claim.")
 
     def __init_subclass__(cls) -> None:
         if cls.__bases__ != (Sealed,):
@@ -495,7 +495,7 @@ def _bound_of_draws(
     If clients draw for themselves, also returns C with the roundings of its rows.
     """
     if draws.num_rounds < num_rounds:
-        raise NotProved(f"clients are drawn for {draws.num_rounds} rounds, and not {num_rounds}.")
+        raise NotProved(f"clients are drawn for {draws.num_rounds} rounds, not {num_rounds}.")
     has_groups = isinstance(draws, InGroups)
     if not has_groups:
         # A certificate is for all rounds. The epsilon of fewer rounds is computed from the same C.
@@ -509,7 +509,7 @@ def _bound_of_draws(
     if has_groups:
         return bound, None
     if not bound.error <= _LARGEST_ERROR_OF_COLUMNS * bound.value:
-        raise NotProved("C is not known well enough for a certificate: its rows are near singular.")
+        raise NotProved("C is too inexact for a certificate: its rows are nearly singular.")
     return bound, StrategyColumns.of(rows, num_rounds)
 
 

@@ -88,7 +88,7 @@ class EpsilonDeltaDpEvent(dp_events.DpEvent):  # type: ignore[misc]
             numbers.set_checked(self, delta=numbers.delta)
         if not self.epsilon <= _LARGEST_EPSILON_OF_PAIR:
             most, found = _LARGEST_EPSILON_OF_PAIR, self.epsilon
-            raise ValueError(f"epsilon is composed up to {most:g}, found {found:g}.")
+            raise ValueError(f"a composed epsilon must be at most {most:g}, found {found:g}.")
 
 
 # A mechanism, the number of times that it is composed, and the number of runs that draw noise for

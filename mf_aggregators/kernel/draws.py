@@ -510,7 +510,7 @@ def integers(
         engine.fill_tile(seed, row, tile, part)
         if number == again and not np.array_equal(part, _of_tile(seed, row, tile, TILE)):
             how = "uninstall numba, or set NUMBA_DISABLE_JIT=1"
-            raise ReleaseError(f"The compiled function draws other noise than the kernel: {how}.")
+            raise ReleaseError(f"The compiled function and the kernel draw different noise: {how}.")
 
     engine.over(draw, range(-(-len(drawn) // TILE)))
     return drawn[skipped:]

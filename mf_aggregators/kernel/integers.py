@@ -227,7 +227,7 @@ class RowLayout:
         found = [*map(np.empty, self.shapes, self.dtypes)]
         for segment, flat in zip(self.segments, flats, strict=True):
             if flat.shape != (segment.size,):
-                raise ValueError(f"a segment has {segment.size} entries, found {flat.shape}.")
+                raise ValueError(f"a vector needs shape ({segment.size},), found {flat.shape}.")
             ends = np.cumsum([found[position].size for position in segment.positions])
             for position, part in zip(segment.positions, np.split(flat, ends[:-1]), strict=True):
                 found[position] = part.reshape(self.shapes[position])
@@ -274,7 +274,7 @@ class IntegerRows:
             driven = _SLACK_OF_SIZES * (spread * draws.STANDARD_DEVIATION + rounding)
             if driven * row < 2.0 ** (_ROW_BITS - 1 + shift) - 2.0**shift:
                 return cls(recursion, shift, driven * row, driven * vectors)
-        why = "the matrix is nearly singular, or a run is extended by too much"
+        why = "the matrix is nearly singular, or the extension is too long"
         raise ValueError(f"rows of noise may be larger than their integers hold: {why}.")
 
     @property
@@ -330,7 +330,7 @@ class IntegerRows:
         number, kept = min(i, most - is_redrawn), min(i + 1, most)
         if len(history) < vectors + number:
             needed = f"{vectors + number} rows of earlier rounds, found {len(history)}"
-            raise ValueError(f"round {i + 1} needs {needed}: the state is of another matrix.")
+            raise ValueError(f"round {i + 1} needs {needed}: the state belongs to another matrix.")
         rows: list[Any] = [*history[len(history) - number :]]
         row, after = np.empty(len(z), np.int64), np.empty((vectors, len(z)))
         before, transition = history[:vectors], unit.transition(i, i + 1)
@@ -480,7 +480,7 @@ class Rounding:
         # Comparisons are written so that NaN is refused.
         if not steps_of_sum <= 2.0**_SUM_BITS:
             held = f"noise of {sigma:g} norms and sums of {largest_cohort} updates"
-            raise ValueError(f"64 bits do not hold {held}: use more noise or fewer updates.")
+            raise ValueError(f"64 bits cannot hold {held}: use more noise or fewer updates.")
         # The errors of a cast and of a division, and of their rounding to the nearest float.
         float_error_of_sum = 8.0 * _ROUNDOFF * steps_of_sum
         of_sums = math.sqrt(num_parameters) * (1.0 + float_error_of_sum) * float(np.max(steps))
@@ -488,9 +488,7 @@ class Rounding:
         of_rows *= math.sqrt(num_parameters * self.rows.recursion.num_rounds)
         share = sigma * (of_sums + of_rows / least_sensitivity)
         if not share <= _LARGEST_SHARE:
-            taken = (
-                f"{share:.2g} of the noise of {num_parameters} parameters, and a tenth is allowed"
-            )
+            taken = f"{share:.2g} of the noise of {num_parameters} parameters, and 0.1 is allowed"
             raise ValueError(f"rounding could take {taken}: use less noise or a smaller model.")
         return share
 
@@ -621,7 +619,7 @@ def clip_to_grid(
     steps = into or [np.empty(np.shape(array), np.int64) for array in update]
     # A piece of an array that is not contiguous is a copy, which would not be written back.
     if not all(each.dtype == np.int64 and each.flags.c_contiguous for each in steps):
-        raise ValueError("steps are written into contiguous arrays of int64.")
+        raise ValueError("steps must be written into contiguous arrays of int64.")
     pieces = [*zip(engine.pieces(update), engine.pieces(steps), strict=True)]
     unit, scale, _ = scaling(update, clip_norm, float(steps_per_clip_norm), engine)
 

@@ -73,7 +73,7 @@ class ObservedParticipation:
         if most <= 1:
             return
         if separation is None:
-            raise ValueError("give the separation of several participations, or 1 if unknown.")
+            raise ValueError("several participations need a separation: give 1 if it is unknown.")
         # Refused, because a schema would then count fewer participations than were observed.
         if self.num_rounds <= (most - 1) * separation:
             seen = f"{most} participations {separation} rounds apart"

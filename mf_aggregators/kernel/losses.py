@@ -180,8 +180,8 @@ class _Draws:
         needed, most = self.distance * self.clients_per_round, self.population
         if needed > most:
             raise ValueError(
-                f"a population of {most} is too small, {needed} are needed: use {self._remedy} "
-                f"(at most {most // self.clients_per_round}) or fewer clients per round."
+                f"a population of {most} is too small, {needed} are needed: use {self._remedy} (at "
+                f"most {most // self.clients_per_round}) or fewer clients per round."
             )
         if self._order is not None:
             found, least = (getattr(self, name) for name in self._order)
@@ -430,7 +430,7 @@ class StrategyColumns:
         moved = IntegerRows.of(rows).largest_rounding()
         # Written so that NaN is refused.
         if not moved < math.inf:
-            raise NotProved("the roundings of the rows have no bound.")
+            raise NotProved("the roundings of the rows have no finite bound.")
         return cls(entries, max(LARGEST_ROUNDING, moved))
 
     def __reduce__(self) -> Any:

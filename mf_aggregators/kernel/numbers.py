@@ -212,7 +212,7 @@ def _reals(values: Any, name: str, must: str) -> FloatArray:
             raise TypeError
         return array.astype(np.float64, copy=False)
     except OverflowError:
-        raise ValueError(f"{name} must be finite, found an integer beyond floats.") from None
+        raise ValueError(f"{name} must be finite, found an integer too large for floats.") from None
     except (TypeError, ValueError):
         raise ValueError(f"{name} must be {must}, found {shown(values)}.") from None
 

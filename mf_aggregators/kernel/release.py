@@ -49,7 +49,7 @@ _NUMBERS_OF_STATES = "round_index", "seed", "stream", "release"
 # The length of the digest at the beginning of a file of rows, in bytes.
 _DIGEST_SIZE = 32
 _ANOTHER_PROCESS = (
-    "An aggregator without a noise directory is not pickled or used in another process, which "
+    "An aggregator without a noise directory cannot be pickled or used in another process, which "
     "would not know the rows that were used: give both a noise_directory, or make it in the "
     "process that releases, and move the state by save_state and load_state."
 )
@@ -104,11 +104,11 @@ class ReleaseRecord:
         before = self._digests.setdefault((stream, i), known)
         before = known if before == found else before
         if before == _SPENT:
-            raise ReleaseError(f"Round {i} was spent: go on from the state that spend returned.")
+            raise ReleaseError(f"Round {i} was spent: use the state that spend returned.")
         if before != found:
             raise ReleaseError(
                 "The noise of this round was added to other data before, and the difference would "
-                "have none. Take the clients and data of that time, the kept sum, or spend(state)."
+                "have none. Use the clients and data of that time, the kept sum, or spend(state)."
             )
 
     def spend(self, stream: str, i: int) -> None:
@@ -167,7 +167,7 @@ class ReleaseState(Sealed):
     digest: bytes
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("the state of a release is not pickled: use Release.arrays_of.")
+        raise TypeError("the state of a release cannot be pickled: use Release.arrays_of.")
 
     @property
     def stream_name(self) -> str:
@@ -517,8 +517,8 @@ class Release:
         known = self.digests if state.round_index else (*self.digests, *self._digests_with(None))
         if state.digest not in known:
             raise ReleaseError(
-                "The state is of another aggregator: another mechanism, extension, options or "
-                "another version. Go on with the aggregator of the state."
+                "The state belongs to another aggregator: another mechanism, extension, options or "
+                "version. Use the aggregator of the state."
             )
 
     def arrays_of(self, state: ReleaseState) -> dict[str, RealArray]:
@@ -552,7 +552,7 @@ class Release:
         names = [*itertools.takewhile(lambda name: name in arrays, numbered)]
         known = {name: np.array(arrays[name]) for name in (*_NUMBERS_OF_STATES, *names)}
         if _digest_of(known) != np.asarray(arrays["digest"], np.uint8).tobytes():
-            raise ValueError("its numbers are not those that were written")
+            raise ValueError("its numbers are not as they were written")
         round_index, *seeds, release = (known[name] for name in _NUMBERS_OF_STATES)
         histories = [tuple(known[name]) for name in names]
         seeds = [*map(draws.checked_seed, seeds)]
@@ -576,7 +576,7 @@ class Release:
     @property
     def _known(self) -> RowLayout:
         if self.layout is None:
-            raise ValueError("the tensors of vectors are not known: use Release.with_layout.")
+            raise ValueError("the shapes of vectors are not known: use Release.with_layout.")
         return self.layout
 
     def _set(self, **values: Any) -> None:
@@ -611,7 +611,7 @@ class Release:
         self.check_state(state)
         if state.round_index >= self.num_rounds:
             most = f"There is noise for {self.num_rounds} rounds"
-            raise ReleaseError(f"{most}: stop training, or use a factorization for more rounds.")
+            raise ReleaseError(f"{most}: stop training, or extend the mechanism.")
         return state.round_index
 
     def _check_sums(self, sums: Sequence[IntArray], number: int) -> None:
@@ -628,7 +628,7 @@ class Release:
             # its clip norm allows.
             if np.any(array > largest) or np.any(array < -largest):
                 how = "take sums modulo a power of two with their sign"
-                raise ValueError(f"no {number} records have such a sum: {how}.")
+                raise ValueError(f"a sum is too large for {number} records: {how}.")
 
     def _next_row(self, state: ReleaseState) -> tuple[list[IntArray], list[tuple[RealArray, ...]]]:
         """Returns the next row of each segment, in steps, and the histories after the round."""

@@ -162,7 +162,7 @@ class NoiseRecursion(abc.ABC):
             wanted = str(shape).replace("None", "any")
             raise ValueError(f"{label} must have shape {wanted}, found {array.shape}.")
         if not np.all(np.isfinite(array)):
-            raise ValueError(f"{label} must be finite, also in entries that no row needs.")
+            raise ValueError(f"{label} must be finite, also in entries that no row uses.")
         # Negative indices are refused: NumPy counts them from the end, and a TensorFlow graph does
         # not.
         if end is not None and np.any((array != np.asarray(given)) | (array < 0) | (array >= end)):
@@ -692,7 +692,7 @@ def check_rounds(rows: NoiseRecursion, num_rounds: int) -> None:
     if kind not in (BandedNoise, StateSpaceNoise, WindowNoise):
         raise NotProved(f"rows must be of the kernel's own classes, found {type(rows)}.")
     if num_rounds > rows.num_rounds:
-        raise NotProved(f"the rows are of {rows.num_rounds} rounds, and not {num_rounds}.")
+        raise NotProved(f"the rows are for {rows.num_rounds} rounds, not {num_rounds}.")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -946,7 +946,7 @@ def _of_transition(rows: NoiseRecursion, num_rounds: int) -> tuple[Strategy, flo
         np.empty((_DENSE_MATRICES, num_rounds, num_rounds))
     except MemoryError:
         advice = "use fewer rounds, or a matrix that is banded, Toeplitz or a BLT"
-        raise NotProved(f"no memory for C of {num_rounds} rounds: {advice}.") from None
+        raise NotProved(f"too little memory for C of {num_rounds} rounds: {advice}.") from None
     unit: Any = rows.normalised
     diagonal, vectors = rows.diagonal[:num_rounds], rows.num_state_vectors
 

@@ -155,7 +155,7 @@ class Schema:
     is_even: bool = False
 
     def __init_subclass__(cls) -> None:
-        raise TypeError("Schema takes no subclasses: guarantees are proved for Schema itself.")
+        raise TypeError("Schema has no subclasses: guarantees are proved for Schema itself.")
 
     def __post_init__(self) -> None:
         numbers.set_positive_integers(self, "most", "separation")
@@ -1238,8 +1238,8 @@ def failure_probability(
     sigma = numbers.positive_number(noise_multiplier, "noise_multiplier")
     if sigma * LARGEST_SHIFT < 1.0:
         raise TailError(
-            f"so little noise cannot be accounted for: a client moves numbers by {1.0 / sigma:.3g} "
-            f"standard deviations, above {LARGEST_SHIFT:g}. Use more (a smaller epsilon)."
+            f"there is too little noise: a client moves the mean by {1.0 / sigma:.3g} standard "
+            f"deviations, above {LARGEST_SHIFT:g}. Use more noise (a smaller epsilon)."
         )
     coordinates = numbers.positive_integer(num_coordinates, "num_coordinates")
     return min(1.0, coordinates * FAILURE_PER_NUMBER) + _ROUNDING_PER_COMPOSITION * compositions

@@ -61,7 +61,7 @@ def load() -> tuple[Callable[..., Any], ...]:
         return ()
     # Numba may raise many errors: for an unsupported NumPy, an unwritable folder, or a compiler.
     except Exception as error:
-        warnings.warn(f"Numba does not work, so noise takes longer: {error}", stacklevel=2)
+        warnings.warn(f"Numba does not work, so that noise takes longer: {error}", stacklevel=2)
         return ()
     return functions
 
@@ -84,4 +84,4 @@ def _check_clipping(functions: tuple[Callable[..., Any], ...]) -> None:
                 for each in ((), functions)
             )
             if not np.array_equal(plain, found):
-                raise ArithmeticError("its clipped updates are not those of the kernel")
+                raise ArithmeticError("its clipped updates differ from those of the kernel")

@@ -185,8 +185,7 @@ class NoiseCost:
             )
         if storage is NoiseStorage.STATE and not _fits_in_graph(recursion):
             raise ValueError(
-                "this factorization's matrix is too large to be put into a graph: use "
-                "noise_storage='disk'."
+                "this factorization's matrix is too large for a graph: use noise_storage='disk'."
             )
         return found
 
@@ -221,7 +220,7 @@ def _cost(recursion: NoiseRecursion, num_parameters: int, storage: NoiseStorage)
         return NoiseCost(storage, of_all, state, 0, 3 * (state + row), seconds)
     if storage is NoiseStorage.DISK:
         return _disk_cost(recursion, num_parameters)
-    raise ValueError("the cost of a storage needs one: state or disk.")
+    raise ValueError("the storage must be state or disk.")
 
 
 def _choose(recursion: NoiseRecursion, num_parameters: int) -> NoiseCost:
@@ -328,7 +327,7 @@ def open_directory(path: str | os.PathLike[str] | None, needed_bytes: int = 0) -
     if any(character in os.fspath(directory) for character in _PATTERN_CHARACTERS):
         raise ValueError(
             f"noise_directory {directory} has one of the characters {_PATTERN_CHARACTERS}, which "
-            "paths of noise files must not have: choose another one."
+            "are not allowed in paths of noise files: choose another one."
         )
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -373,7 +372,8 @@ def check_private(
         owner = f"chown {os.geteuid()} {path} and " if is_foreign else ""
         mode = 700 if stat.S_ISDIR(status.st_mode) else 600
         raise ValueError(
-            f"{name} {path} is open to others, who {harm}: {owner}chmod {mode} {path} first."
+            f"{name} {path} is accessible to other users, who {harm}: {owner}chmod {mode} {path} "
+            "first."
         )
 
 

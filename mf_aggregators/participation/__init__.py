@@ -176,8 +176,8 @@ class Participation(abc.ABC):
         if population < needed:
             raise ValueError(
                 f"{population} clients cannot fill {num_rounds} rounds of {clients_per_round} with "
-                f"{self}: {needed} would be needed. Use fewer clients per round or rounds, a "
-                "smaller separation, or more participations per client."
+                f"{self}: {needed} are needed. Use fewer clients per round or rounds, a smaller "
+                "separation, or more participations per client."
             )
 
     def factorize_flags(self) -> str:
@@ -380,8 +380,8 @@ def check(participation: Any, num_rounds: int | None = None) -> Participation:
     """
     if type(participation) not in _KINDS:
         raise TypeError(
-            "participation must be a SingleParticipation, FixedEpochOrder or MinSeparation "
-            f"of mf_aggregators.participation, found {numbers.shown(participation)}."
+            "participation must be a SingleParticipation, a FixedEpochOrder or a MinSeparation, "
+            f"found {numbers.shown(participation)}."
         )
     schema: Participation = dataclasses.replace(participation)
     if num_rounds is None:
@@ -665,8 +665,8 @@ def _columns_of_matrix(strategy_matrix: Any, num_bands: int) -> FloatArray:
     below = np.flatnonzero(np.any(np.tril(matrix, -num_bands), axis=0))
     if len(below):
         raise ValueError(
-            f"strategy_matrix must have at most {num_bands} bands, found an entry of column "
-            f"{below[0]} below them."
+            f"strategy_matrix must have at most {num_bands} bands, found another entry in column "
+            f"{below[0]}."
         )
     rounds = np.arange(len(matrix))[:, None]
     padded = np.pad(matrix, ((0, num_bands), (0, 0)))
@@ -784,7 +784,7 @@ class SamplingScheme(Participation):
             return sampling_scheme(**description)
         except TypeError as error:
             shown = numbers.shown(description)
-            raise ValueError(f"{shown} describes no sampling scheme.") from error
+            raise ValueError(f"{shown} does not describe a sampling scheme.") from error
 
     @staticmethod
     def accounted(scheme: Any) -> "SamplingScheme":
@@ -799,7 +799,7 @@ class SamplingScheme(Participation):
         """
         if type(scheme) not in _SAMPLING:
             raise TypeError(
-                "a sampling scheme must be one of mf_aggregators.participation, and of no "
+                "a sampling scheme must be of a class of mf_aggregators.participation, not of a "
                 f"subclass, found {numbers.shown(scheme)}. For draws of your own, give a schema "
                 "that they keep, such as MinSeparation."
             )

@@ -118,8 +118,8 @@ class Certification:
         numbers.set_positive_integers(self, "max_samples", "most_tests")
         if self.most_tests > MECHANISMS:
             raise ValueError(
-                f"delta pays for tests of {MECHANISMS} mechanisms, found most_tests of "
-                f"{self.most_tests}: compare fewer of them."
+                f"most_tests must be at most {MECHANISMS}, the number of tests that delta covers, "
+                f"found {self.most_tests}: compare fewer mechanisms."
             )
         if not isinstance(self.directory, pathlib.Path | None):
             raise ValueError(f"directory must be a path or None, found {self.directory!r}.")

@@ -135,13 +135,13 @@ class Fleet:
         numbers.positive_integer(self.population, "population")
         numbers.positive_integer(self.clients_per_round, "clients_per_round")
         if self.population > _MOST_DEVICES:
-            raise ValueError(f"a fleet has at most {_MOST_DEVICES} devices here.")
+            raise ValueError(f"population must be at most {_MOST_DEVICES} devices.")
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout must be at least 0 and below 1, found {self.dropout}.")
         if self.over_selection is not None and not 1.0 <= self.over_selection < math.inf:
             raise ValueError(f"over_selection must be at least 1, found {self.over_selection}.")
         if (self.over_selection or 1.0) * self.clients_per_round > _MOST_DEVICES:
-            raise ValueError(f"a round selects at most {_MOST_DEVICES} devices here.")
+            raise ValueError(f"a round must select at most {_MOST_DEVICES} devices.")
         if not 0.0 < self.returning <= 1.0:
             raise ValueError(f"returning must be above 0 and at most 1, found {self.returning}.")
         for name in ("spread", "persistence", "interruptions"):
@@ -630,7 +630,7 @@ def _starving(fleet: Fleet, num_rounds: int, least: float, max_participations: i
         if other.survives(num_rounds, schema, least=least):
             advice = f"{population} devices, "
     return (
-        f"no separation keeps {num_rounds} rounds of {fleet.clients_per_round} clients alive with "
-        f"{fleet.population} devices, {100 * fleet.dropout:g} % dropouts and {fleet.selected} "
+        f"no separation leaves enough clients for {num_rounds} rounds of {fleet.clients_per_round} "
+        f"with {fleet.population} devices, {100 * fleet.dropout:g} % dropouts and {fleet.selected} "
         f"selected: use {advice}fewer clients per round or fewer rounds."
     )

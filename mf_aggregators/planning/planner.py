@@ -202,7 +202,7 @@ def make(
                 if base in skipped_names:
                     raise _SkippedError(f"approximates {skipped_names[base]}, which is skipped")
                 if matrix in searches and not wait(matrix) and time.monotonic() > deadline:
-                    raise _SkippedError("was not begun when the time had passed")
+                    raise _SkippedError("was not begun within the time limit")
             except _SkippedError as error:
                 skipped_names[matrix] = name
                 skipped[name] = str(error)
@@ -214,12 +214,12 @@ def make(
             except _InfeasibleError as error:
                 infeasible[name] = str(error)
             except MemoryError:
-                infeasible[name] = "needs more memory than there is for its guarantee"
+                infeasible[name] = "needs more memory for its guarantee than is available"
     if not candidates and skipped:
         name, reason = next(iter(skipped.items()))
         raise ValueError(
             f"no mechanism that fits was computed within {time_limit:g} s; {name} {reason}: allow "
-            "more time, or name quicker mechanisms."
+            "more time, or name faster mechanisms."
         )
     if not candidates:
         why = "".join(f" ({name}: {reason})" for name, reason in list(infeasible.items())[:1])
@@ -303,7 +303,7 @@ def _computing(
             # After an error of the process, the plan computes the variant and meets the same error.
             return running[name].exception(left) is None
         except futures.TimeoutError:
-            raise _SkippedError("was not done when the time had passed") from None
+            raise _SkippedError("was not done within the time limit") from None
 
     try:
         for name, variant in searches.items():
@@ -445,9 +445,9 @@ def _reason(setting: Setting, candidates: list[Candidate], recommended: Candidat
         quantity = f"{quantity} (geometric mean of {horizons})"
     if recommended.ranked_error > (1.0 + _TIE) * best.ranked_error:
         return (
-            f"{recommended.name_with_sampling} has the smallest {quantity} of those whose "
-            f"noise is proved to be enough, {recommended.ranked_error:.4g}; delta pays for no "
-            f"test of {best.name_with_sampling}, of about {best.ranked_error:.4g}."
+            f"{recommended.name_with_sampling} has the smallest {quantity} of those whose noise is "
+            f"proved to be enough, {recommended.ranked_error:.4g}; delta does not cover a test of "
+            f"{best.name_with_sampling}, with about {best.ranked_error:.4g}."
         )
     if recommended is not best:
         return (
@@ -487,7 +487,7 @@ def _requested(
     return [
         *(each for each in proposed if each.kind in mechanisms or each.factorization is not None),
         *(
-            Variant(name, reason="offers nothing for such clients")
+            Variant(name, reason="has no variant for this participation")
             for name in mechanisms
             if name not in offered
         ),

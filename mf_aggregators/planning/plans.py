@@ -159,7 +159,7 @@ class Setting:
         if self.delta >= 1.0 / self.population:
             raise ValueError(
                 f"delta {self.delta:g} is not below 1 / {self.population} clients: a mechanism "
-                "that publishes one client's data outright would satisfy it."
+                "that publishes all data of one client would satisfy it. Use a smaller delta."
             )
         if self.noise_memory is not None:
             numbers.non_negative_number(self.noise_memory, "noise_memory")
@@ -176,9 +176,9 @@ class Setting:
         if self.rho is not None or self.noise_multiplier is not None:
             if self.participation is None or None not in (self.rho, self.noise_multiplier):
                 raise ValueError(
-                    "a plan takes rho or a noise multiplier for timers alone, in place of a target "
-                    "of epsilon: sampling does not amplify rho, and each way of sampling has "
-                    "another epsilon of a noise multiplier."
+                    "a plan takes rho or a noise multiplier only for timers, in place of a target "
+                    "epsilon: sampling does not amplify rho, and each scheme has another epsilon "
+                    "for a noise multiplier."
                 )
             noise = self.noise_multiplier
             if self.rho is not None:
@@ -186,7 +186,7 @@ class Setting:
             assert noise is not None
             if self.epsilon != guarantees.of_noise(noise, self.delta).epsilon:
                 raise ValueError(
-                    f"epsilon {self.epsilon:g} is not that of rho or of the noise multiplier."
+                    f"epsilon {self.epsilon:g} does not follow from rho or the noise multiplier."
                 )
         if self.participation is None:
             # Refuses a population that is smaller than a batch, with the same message as all
@@ -213,13 +213,13 @@ class Setting:
         check_charged(self.model_size, rounds)
         if self.sampling not in (None, ANY_SAMPLING):
             raise ValueError(
-                f"the scheme {self.sampling} draws clients for all of its rounds: a run with it "
-                "cannot be extended."
+                f"the scheme {self.sampling} is for a fixed number of rounds: a run with it cannot "
+                "be extended."
             )
         if self.error not in ("mean", "max") or self.trained.learning_rates is not None:
             raise ValueError(
-                f"weights and learning rates are for {self.num_rounds} rounds, and not for what "
-                "may_extend_to adds: plan for one horizon, or leave them out."
+                f"weights and learning rates are for {self.num_rounds} rounds, and may_extend_to "
+                "adds rounds without them: plan for one horizon, or leave them out."
             )
 
     @property
@@ -241,8 +241,8 @@ class Setting:
         sizes = (self.fleet.population, self.fleet.clients_per_round)
         if self.sampling is not None or sizes != (self.population, self.clients_per_round):
             raise ValueError(
-                "a fleet is for timers, without sampling, and has the population and the clients "
-                "per round of the plan."
+                "a fleet needs a plan without sampling, with the same population and clients per "
+                "round."
             )
         if self.participation is None:
             pairs = self.fleet.choose(self.num_rounds, may_extend_to=self.may_extend_to)

@@ -304,7 +304,7 @@ def _rounds_of_people(ledger: Ledger, people: Mapping[str, Sequence[str]]) -> di
     weights, rounds = _weights(people), ledger.by_name()
     if strangers := rounds.keys() - weights.keys():
         number = f"{len(strangers)} of {len(rounds)} clients that took part"
-        raise LedgerError(f"{number} are nobody's: give each client a line with its person.")
+        raise LedgerError(f"{number} have no person: give each client a line with its person.")
     return {
         person: np.sort(
             [i for each in own for i in rounds.get(each, ()) for _ in range(weights[each])]
@@ -399,13 +399,13 @@ class StoppingRule:
         numbers.positive_number(self.epsilon, "the epsilon to stop at")
         inputs.check_types(self, "plan")
         if self.plan.noise_multiplier == 0.0:
-            raise ValueError("a run without noise has no epsilon to stop at: leave the limit out.")
+            raise ValueError("a run without noise has no epsilon: leave out the limit.")
         first = ObservedParticipation(1, 1, None, 1, self.plan.is_amplified or None)
         if not self.allows(first):
             alone = rounded_up(first.guarantee(self.plan).epsilon, ".6g")
             raise ValueError(
-                f"no round could take place: the first ones have epsilon {alone}, more than the "
-                f"limit of {inputs.in_full(self.epsilon)}. Raise the limit, or use more noise."
+                f"no round could take place: the first round has epsilon {alone}, above the limit "
+                f"of {inputs.in_full(self.epsilon)}. Raise the limit, or use more noise."
             )
 
     @functools.cached_property

@@ -121,14 +121,14 @@ class Ledger:
         is_named = not isinstance(given, str) and all(isinstance(x, str) for x in names)
         if len(names) != len(of_clients) or not is_named:
             found = f"{len(names)} client_ids and {len(of_clients)} rounds_of_clients"
-            raise LedgerError(f"{found} do not fit together: name each client by a text.")
+            raise LedgerError(f"{found} do not fit together: give each client a text and rounds.")
         if len(set(names)) != len(names):
-            raise LedgerError("there are two clients of the same name: give each one its own.")
+            raise LedgerError("two clients have the same name: give each one its own.")
         # An empty list has no integer type in NumPy.
         kinds = {(each.ndim, each.dtype.kind) for each in of_clients if each.size or each.ndim != 1}
         try:
             if not kinds <= {(1, "i"), (1, "u")}:
-                raise ValueError("rounds_of_clients has no integers.")
+                raise ValueError("rounds_of_clients must be arrays of integers.")
             num_rounds = numbers.integer_at_least(self.num_rounds, 0, "num_rounds")
             ObservedParticipation.of(of_clients, num_rounds)
         except ValueError as error:
@@ -312,10 +312,10 @@ def load(path: str | os.PathLike[str], num_rounds: int = 0) -> Ledger:
     @functools.cache
     def released(text: str) -> int:
         if (index := _round_of(text)) is None:
-            expected = "a round in the digits 0 to 9 alone, or client,round in the first line"
+            expected = "a round in digits 0 to 9, or client,round in the first line"
             raise LedgerError(f"expected {expected}, found {numbers.shown(text)}.")
         if index >= num_rounds:
-            raise LedgerError(f"found round {index}: {num_rounds} were released, from 0.")
+            raise LedgerError(f"found round {index}: {num_rounds} were released, counted from 0.")
         return index
 
     def add(client: str, text: str) -> None:
@@ -333,7 +333,7 @@ def load(path: str | os.PathLike[str], num_rounds: int = 0) -> Ledger:
         any(map(_check_name, numbers_of))
         clients, rounds = of_lines[:, np.lexsort(of_lines[::-1])]
         if not fields or not np.all(np.diff(clients) | np.diff(rounds)):
-            raise LedgerError(f"{path} holds no participation.")
+            raise LedgerError(f"{path} has no participation.")
         ends = np.searchsorted(clients, np.arange(len(numbers_of) + 1)).tolist()
         of_clients = tuple(rounds[first:end] for first, end in itertools.pairwise(ends))
         return Ledger(tuple(numbers_of), of_clients, num_rounds)
@@ -388,10 +388,10 @@ def people_of(
         path = pathlib.Path(given)
         _read_lines(path, add, {("person", "client")}, "a person, a comma and a client", 2)
         if not people:
-            raise LedgerError(f"{path} names nobody.")
+            raise LedgerError(f"{path} names no person.")
     for person, clients in people.items():
         if not clients or len(set(clients)) < len(clients):
-            raise ValueError(f"the person {person!r} needs clients, each of them once.")
+            raise ValueError(f"the person {person!r} needs clients, each one once.")
     if alike := num_alike_names(people):
         raise LedgerError(f"{alike} people have names that look alike: give each person one name.")
     return {person: tuple(clients) for person, clients in people.items()}
@@ -486,7 +486,7 @@ def _load_archive(file: pathlib.Path) -> Ledger:
         if names.dtype.kind == "S":
             names = np.char.decode(names, "utf-8")
         if names.size and names.dtype.kind not in "Uiu":
-            raise ValueError(f"client_ids holds {names.dtype}, neither texts nor integers")
+            raise ValueError(f"client_ids must be texts or integers, found {names.dtype}")
         ends = offsets.tolist()
         if ends[0] != 0 or ends[-1] != len(rounds) or ends != sorted(ends):
             raise LedgerError("its rounds and clients do not fit together.")
@@ -537,9 +537,9 @@ def round_counts(given: Iterable[int] | str | os.PathLike[str] | None) -> tuple[
 def _check_name(name: str) -> None:
     """Raises LedgerError if a name is empty, or has an invisible character."""
     if not name:
-        raise LedgerError("a name is empty, and participations are counted by name.")
+        raise LedgerError("a name is empty: give each client a name.")
     if hidden := _hidden_character(name):
-        found = f"the character U+{ord(hidden):04X}, which cannot be seen or told from a space"
+        found = f"the character U+{ord(hidden):04X}, which is invisible or looks like a space"
         raise LedgerError(
             f"the name {numbers.shown(name)} has {found}: remove it, or write a space."
         )
@@ -626,7 +626,7 @@ def check_names(names: Iterable[str]) -> None:
         found_in_one = "is empty, holds a null character or half of a surrogate pair"
         raise ValueError(f"a client id {found_in_one}, which no file keeps: rename the client.")
     if len(set(found)) != len(found):
-        raise ValueError("two clients have the same name: give each client one of its own.")
+        raise ValueError("two clients have the same name: give each one its own.")
 
 
 @functools.cache
@@ -713,13 +713,13 @@ class RoundTimes(TimedRounds):
             found = [_time(text) for text in texts]
             kinds.update(is_date for _, is_date in found)
             if len(kinds) > 1:
-                raise LedgerError("some times are dates and others are seconds.")
+                raise LedgerError("all times must be dates, or all seconds.")
             times.append([seconds for seconds, _ in found])
 
         heading = ("round", "start", "end")
         _read_lines(pathlib.Path(path), add, {heading}, "a round, its start and its end", 3)
         if not times:
-            raise LedgerError(f"{path} holds no round.")
+            raise LedgerError(f"{path} has no rounds.")
         starts, ends = np.array(times).T
         try:
             return cls(starts, ends, timer_hours, **options)
@@ -759,4 +759,4 @@ def _time(text: str) -> tuple[float, bool]:
     except ValueError:
         pass
     expected = "seconds since 1970, or a date with its UTC offset, such as 2026-03-01T04:00:00Z"
-    raise LedgerError(f"{numbers.shown(text)} is no time: write {expected}.")
+    raise LedgerError(f"{numbers.shown(text)} is not a time: write {expected}.")

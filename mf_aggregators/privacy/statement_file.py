@@ -73,7 +73,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
         text = file.read_bytes().decode("utf-8")
         document = inputs.parsed_json(text, is_strict=True)
         if not isinstance(document, dict):
-            raise ValueError("it is no JSON object")
+            raise ValueError("it is not a JSON object")
         if document.get("format") != FORMAT:
             made_by = _VERSION.search(text)
             program = f"mf_aggregators {made_by[1]}, which" if made_by else "the version that"
@@ -84,7 +84,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
         for problem in problems(document):
             raise ValueError(problem)
         if text != canonical(document):
-            raise ValueError("its values are not written as statements write them")
+            raise ValueError("its values are not in the form of a statement")
     except OSError as error:
         raise StatementError(f"{file} cannot be read: {error.strerror}.") from error
     except ValueError as error:
@@ -232,11 +232,11 @@ def problems(value: Any, rule: Any = None, name: str = "the statement") -> Itera
     kinds = rule["type"] if isinstance(rule["type"], list) else [rule["type"]]
     # Exact types are compared, because bool is a subclass of int.
     if type(value) not in [_TYPES[kind] for kind in kinds]:
-        yield f"{name} is no {' or '.join(kinds)}"
+        yield f"{name} is not of type {' or '.join(kinds)}"
     elif "enum" in rule and value not in rule["enum"]:
-        yield f"{name} is {value!r}"
+        yield f"{name} is {value!r}, and must be one of {rule['enum']}"
     elif "pattern" in rule and value is not None and not re.fullmatch(rule["pattern"], value):
-        yield f"{name} is {value!r}, which is not of the form {rule['pattern']}"
+        yield f"{name} is {value!r}, which does not match {rule['pattern']}"
     elif isinstance(value, list):
         for index, each in enumerate(value):
             yield from problems(each, rule["items"], f"{name}[{index}]")

@@ -278,9 +278,9 @@ class Statement:
         inputs.check_types(self)
         observed = self.observed_participation
         if self.date and not _DAY.fullmatch(self.date):
-            raise ValueError(f"date takes a day as 2026-11-26, found {numbers.shown(self.date)}.")
+            raise ValueError(f"date must be like 2026-11-26, found {numbers.shown(self.date)}.")
         if self.ended_by_rule and (self.stopping_rule is None or observed is None):
-            raise ValueError("only a run that has a stopping rule, and ended, is ended by it.")
+            raise ValueError("ended_by_rule needs a stopping rule and a run that has ended.")
         if observed is not None and (observed.num_clients or 0) > self.facts.population:
             number = f"{observed.num_clients} clients took part"
             raise ValueError(f"{number}, and the population is {self.facts.population}.")
@@ -290,7 +290,7 @@ class Statement:
                 f"the record has {self.evidence.num_sums} sums, and {rounds} rounds were released."
             )
         if self.plan.is_amplified and (self.worst_client or any(x.is_observed for x in self.units)):
-            raise ValueError("a statement of drawn clients names none: who was drawn is a secret.")
+            raise ValueError("a statement of drawn clients names none: draws are secret.")
 
     @property
     def status(self) -> str:

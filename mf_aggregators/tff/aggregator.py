@@ -157,8 +157,8 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
                 specs = tff.types.type_to_tf_tensor_specs(value_type)
         if specs is None:
             raise TypeError(
-                "a factory takes tensors in Python containers, as tff.types.to_type makes their "
-                f"type of, found the type {value_type}."
+                "a factory takes tensors in Python containers, of the types that tff.types.to_type "
+                f"makes, found the type {value_type}."
             )
         return specs if self._options.metrics is None else specs["update"]
 
@@ -180,7 +180,7 @@ def _noise_state(state: Any) -> NoiseState:
     found = processes.states_in(state)
     if len(found) != 1:
         raise ValueError(
-            f"the state has {len(found)} noise states of this library: pass the state of one "
+            f"the state has {len(found)} noise states of this library: pass the state of a single "
             "aggregator."
         )
     return found[0]
@@ -513,7 +513,7 @@ def mf_dp_aggregator(
         made = Mechanism(factorization, check(participation), noise_multiplier)
     else:
         raise TypeError(
-            "mechanism must be a Mechanism, or a Factorization or the directory of a checkpoint, "
+            "mechanism must be a Mechanism, a Factorization or the directory of a checkpoint, "
             f"found {numbers.shown(mechanism)}."
         )
     options = Options(

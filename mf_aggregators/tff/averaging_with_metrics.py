@@ -57,8 +57,8 @@ def learning_process(
     if missing := {LOSS, accuracy} - set(finalizers):
         raise ValueError(
             f"the model's metrics are {', '.join(finalizers)}, without "
-            f"{' and '.join(sorted(missing))}: model_fn must have a loss, and a metric by the name "
-            "that the task calls its accuracy."
+            f"{' and '.join(sorted(missing))}: model_fn must have a loss, and a metric with the "
+            "name of the task's accuracy."
         )
 
     @tff.tensorflow.computation

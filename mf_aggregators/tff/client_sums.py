@@ -147,7 +147,7 @@ def check(computation: Any, *, needs_noise: bool = True) -> None:
     sums = of(computation)
     if not any(each.is_noised for each in sums):
         if needs_noise:
-            listed = "; ".join(map(str, sums)) or "none at all"
+            listed = "; ".join(map(str, sums)) or "none"
             raise UnnoisedSumError(
                 f"no sum over clients has noise of this library. The sums are: {listed}. Pass an "
                 "aggregator of mf_dp_aggregator to the builder, as model_aggregator."
@@ -156,11 +156,11 @@ def check(computation: Any, *, needs_noise: bool = True) -> None:
     _check_shapes(sums)
     for each in _feeding(tff.framework.ConcreteComputation.get_proto(computation)):
         raise UnnoisedSumError(
-            f"the updates that the aggregator sums, or the mean that it returns, follow from "
-            f"another sum over clients, without noise of this library: {each}. Use no norm that "
-            "adapts around the aggregator (clip_norm=AdaptiveClip(...) adapts inside the "
-            "guarantee), and no mean factory: the aggregator is a mean already, and noise would be "
-            "divided twice. For builders of weighted processes there is "
+            "the updates that the aggregator sums, or the mean that it returns, depend on another "
+            f"sum over clients, without noise of this library: {each}. Put no adaptive clipping "
+            "around the aggregator (clip_norm=AdaptiveClip(...) adapts inside the guarantee), and "
+            "no mean factory: the aggregator is a mean already, and noise would be divided twice. "
+            "For builders of weighted processes there is "
             "tff.aggregators.as_weighted_aggregator(aggregator)."
         )
 

@@ -620,8 +620,8 @@ class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
             sample_state.num_records,
             tf.constant(largest_cohort, tf.int64),
             message=processes.refusal(
-                f"More than {largest_cohort} clients reported, and the integers that "
-                "their updates are summed in could overflow: nothing is released of this round."
+                f"More than {largest_cohort} clients reported, and their sums could overflow: "
+                "nothing is released of this round."
             ),
         )
         # If an assertion is known to hold while the graph is built, TensorFlow returns None.
@@ -632,9 +632,9 @@ class MatrixFactorizationSumQuery(tfp.SumAggregationDPQuery):
             sample_state.least_steps,
             -self.release.sums.steps_per_clip_norm * num_records,
             message=processes.refusal(
-                "The clients' integers were not added up as they are: a sum that is modular, "
-                "bounded or scaled may have wrapped around, and nothing is released of this round. "
-                "Use secure_aggregation_bits= of the aggregator, or tff.aggregators.SumFactory."
+                "The clients' integers were not simply added up: a modular, bounded or scaled sum "
+                "may have wrapped around, and nothing is released of this round. Use "
+                "secure_aggregation_bits= of the aggregator, or tff.aggregators.SumFactory."
             ),
         )
         checks = [check for check in (are_few, is_whole) if check is not None]
@@ -664,9 +664,8 @@ def _checked_specs(specs: Any) -> tuple[tf.TensorSpec, ...]:
             )
         if not spec.dtype.is_floating:
             raise TypeError(
-                "only floating-point tensors can be clipped and noised, found a tensor of "
-                f"{spec.dtype.name} and shape {spec.shape}: leave it out, or convert it to "
-                "float32."
+                "only floating-point tensors can be clipped and get noise, found a tensor of "
+                f"{spec.dtype.name} and shape {spec.shape}: leave it out, or convert it to float32."
             )
         if not spec.shape.is_fully_defined():
             raise ValueError(f"tensors must have a known shape, found {spec.shape}.")
@@ -706,9 +705,9 @@ def _check_not_frozen(state: NoiseState) -> None:
     for part in () if tf.executing_eagerly() else (state.round_index, *state.history):
         if not isinstance(part, tf.Variable) and tf.get_static_value(part) is not None:
             raise ValueError(
-                "a graph would hold the state of the query as a constant, and release the same "
-                "row of noise whenever it runs: pass the state to the tf.function as an argument "
-                "and return the next one, or run eagerly (Keras: compile(run_eagerly=True))."
+                "a graph would hold the state of the query as a constant, and release the same row "
+                "of noise in each call: pass the state to the tf.function as an argument and "
+                "return the next one, or run eagerly (Keras: compile(run_eagerly=True))."
             )
 
 

@@ -91,7 +91,7 @@ def check(query: MatrixFactorizationSumQuery | AdaptiveClipSumQuery) -> None:
             _graphs_of_kernel.add(graphs)
             return
     raise NotProved(
-        f"TensorFlow's graph and the kernel, which guarantees are about, differ in {found}: "
+        f"TensorFlow's graph differs from the kernel, for which guarantees are proved, in {found}: "
         "nothing can be released with this installation."
     )
 
@@ -143,7 +143,7 @@ def check_states(query: Any, name: str, specs: Any) -> None:
     found = *inside.given, *processes.states_in(after)
     expected = sample, inside.before, inside.after
     if not _same(tf.nest.flatten(found), tf.nest.flatten(expected)):
-        raise NotProved("a query alters the noise state of the query inside it.")
+        raise NotProved("a query changes the noise state of the query inside it.")
 
 
 def _check_starts(query: MatrixFactorizationSumQuery) -> None:
@@ -323,10 +323,10 @@ class _Rounds:
                 scales = [scale if self._is_scaled else 1.0]
                 (expected,) = self._release.added(i, [summed[of]], [row], scales)
                 if not _same([found[of]], [expected.astype(segment.dtype)]):
-                    yield f"what round {i + 1} releases"
+                    yield f"the release of round {i + 1}"
                 history = _at(state.history[number], of)
                 if not _close(history[len(history) - len(after) :], after):
-                    yield f"what is kept of round {i + 1}"
+                    yield f"the state kept of round {i + 1}"
             following = state.round_index, state.seed, state.stream
             if not _same(following, [i + 1, self._seed, self._stream]):
                 yield f"the state after round {i + 1}"

@@ -54,9 +54,9 @@ _ESCAPED = re.compile(r"\\([\"'\\])")
 _CANNOT_SUM_SECURELY = "Cannot embed a federated value"
 _NO_SECURE_SUM = (
     "TFF's usual context has no secure sum: before the aggregator is made, call "
-    "tff.backends.test.set_sync_test_cpp_execution_context(), which simulates one on this machine, "
-    "in the open. That protects nobody: a server with a secure protocol compiles the process for "
-    "its own."
+    "tff.backends.test.set_sync_test_cpp_execution_context(), which simulates one on this machine. "
+    "The simulation hides nothing: a server with a secure protocol compiles the process for that "
+    "protocol."
 )
 _SECONDS_TO_END = 5.0
 # The names of the participation schemas; their numbers in states count from 1.

@@ -443,8 +443,8 @@ class _StreamFiles:
             tf.equal(_checksum(contents), self._checksums[block]),
             True,
             message=processes.refusal(
-                "A file of the noise's weights is damaged or gone: create the aggregator again, "
-                "which writes it anew, and go on from the same state."
+                "A file of the noise's weights is damaged or missing: create the aggregator again, "
+                "which writes the file, and continue from the same state."
             ),
         )
         with tf.control_dependencies([is_right]):

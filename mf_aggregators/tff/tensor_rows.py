@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
 # The message that refuses a state with a fingerprint that the process does not accept.
 OTHER_PROCESS = (
-    "This state is of another mechanism, of other options (clip norm, clients per round, storage "
-    "of noise, sums, model) or of another version: its rows of noise are not those of "
-    "this process. Go on with the process that made it, or start a new run from a fresh state. "
-    "(States of version 2 and before tell no mechanism, and are all refused.)"
+    "This state belongs to another mechanism, other options (clip norm, clients per round, storage "
+    "of noise, sums, model) or another version: its rows of noise are not those of this process. "
+    "Continue with the process that made it, or start a new run from a fresh state. (States of "
+    "version 2 and before name no mechanism, and are all refused.)"
 )
 # The constant at the beginning of ChaCha20's state, and the number of its double rounds.
 _CHACHA_CONSTANTS = np.frombuffer(b"expand 16-byte k", "<u4")
@@ -621,9 +621,9 @@ class TensorNoise:
                 state.round_index,
                 tf.constant(num_rounds, tf.int64),
                 message=processes.refusal(
-                    f"The factorization has noise for {num_rounds} rounds, and one more round "
-                    "was asked for: its noise row would repeat an earlier one. Stop training, or "
-                    "use a factorization for more rounds."
+                    f"The factorization has noise for {num_rounds} rounds, and one more round was "
+                    "asked for: its noise row would repeat an earlier one. Stop training, or "
+                    "extend the mechanism."
                 ),
             ),
         ]

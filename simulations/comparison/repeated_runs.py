@@ -285,7 +285,7 @@ def _run(run: RepeatedRun, lock: int, stop: processes.StopRequest) -> FinishedRu
         found = _finished(result, seconds, run.directory)
     except (ValueError, TypeError, KeyError) as error:
         raise CommandError(
-            f"{run.name} printed no result that can be compared ({error!r}); its log is {run.log}."
+            f"{run.name} printed no valid result ({error!r}); its log is {run.log}."
         ) from error
     contents = {**run.identity, "seconds": seconds, "result": result}
     atomic_files.write(run.result, json.dumps(contents, indent=2) + "\n")
@@ -304,8 +304,8 @@ def _locked(root: pathlib.Path) -> Iterator[int]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise CommandError(
-                f"another comparison, or a run that one has left behind, is at work in {root}: "
-                "wait until it has ended, or end it."
+                f"another comparison, or a run that it started, is running in {root}: wait until "
+                "it has ended, or end it."
             ) from error
         yield file.fileno()
 
@@ -319,12 +319,12 @@ def _read_result(run: RepeatedRun) -> FinishedRun:
         finished = _finished(contents["result"], contents["seconds"], run.directory)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise CommandError(
-            f"{run.result} cannot be read ({error!r}): delete it, and the run gives it again."
+            f"{run.result} cannot be read ({error!r}): delete it, and the run is repeated."
         ) from error
     if identity != run.identity:
         raise CommandError(
-            f"{run.result} is the result of a run with other flags ({was}): repeat them, or choose "
-            "another --output_dir."
+            f"{run.result} is the result of a run with other flags ({was}): use those flags, or "
+            "choose another --output_dir."
         )
     return finished
 

@@ -183,8 +183,7 @@ def unfairness(runs: Mapping[str, Sequence[FinishedRun]]) -> str | None:
     if epsilons and max(epsilons) > (1.0 + _EPSILON_TOLERANCE) * min(epsilons):
         return (
             f"the private runs have epsilons from {rounded_up(min(epsilons), '.5g')} to "
-            f"{rounded_up(max(epsilons), '.5g')}, "
-            "and less noise is more accurate under any mechanism."
+            f"{rounded_up(max(epsilons), '.5g')}, and less noise makes any mechanism more accurate."
         )
     deltas = sorted({run.delta for run in every if run.delta is not None})
     if len(deltas) > 1:
@@ -209,7 +208,7 @@ def separation_line(rows: Sequence[Row], pairs: Sequence[tuple[str, str]], why: 
     if why is not None:
         return f"This comparison is not fair, and claims no order: {why}"
     if len(rows) == 1:
-        return "A single mechanism is compared with nothing."
+        return "There is only one mechanism, and no comparison."
     if any(row.test_accuracy_half_width is None for row in rows):
         return "Single runs have no interval, and no order is claimed."
     if not pairs:
@@ -254,7 +253,7 @@ def why_not_paired(finished: Mapping[RepeatedRun, FinishedRun]) -> str | None:
     first: dict[int, tuple[RepeatedRun, tuple[object, ...]]] = {}
     for run, result in finished.items():
         if result.initial_model is None:
-            return f"the result of {run.name} does not say what weights it began with."
+            return f"the result of {run.name} does not name its initial weights."
         try:
             config = RunDirectory(run.directory).read_config() or {}
             clients = ParticipationLedger.load(RunDirectory(run.directory).ledger).digest()
@@ -281,12 +280,12 @@ def lines_on_pairs(pairs: Sequence[PairedDifference], why: str | None) -> list[s
     if why is not None:
         return [f"Runs are not compared in pairs: {why}"]
     if all(pair.half_width is None for pair in pairs):
-        return ["Differences are the same in all repetitions: nobody knows how they vary."]
+        return ["Differences are the same in all repetitions, so that they have no interval."]
     apart = [f"{pair.higher} above {pair.lower}" for pair in pairs if pair.is_apart]
     claim = ", ".join(apart) if apart else "no order is claimed"
     return [
-        "By differences of runs with the same clients and initial weights, whose intervals hold "
-        f"together with 95 %: {claim}.",
+        "By differences of runs with the same clients and initial weights (95 % intervals for all "
+        f"pairs together): {claim}.",
     ]
 
 
@@ -318,10 +317,7 @@ def composition_line(found: Composition) -> str:
     if found.private_runs == 0:
         return "No run is private."
     if found.epsilon is None or found.delta is None:
-        return (
-            f"No guarantee of all {found.private_runs} private runs together can be stated: "
-            f"{found.reason}"
-        )
+        return f"All {found.private_runs} private runs together have no guarantee: {found.reason}"
     pair = numbers.pair(found.epsilon, found.delta)
     if found.private_runs == 1:
         text = f"The one private run: {pair}-DP for each client."
@@ -331,7 +327,7 @@ def composition_line(found: Composition) -> str:
             "each client."
         )
     if found.other_runs:
-        text += " Whoever sees the runs that are not private, too, is promised nothing."
+        text += " Nothing is guaranteed against an observer of the runs that are not private."
     return text
 
 

@@ -163,7 +163,8 @@ class Diurnal(Availability):
         flag_fields.check(self)
         if not self.utc_offsets or not all(-12.0 <= each <= 14.0 for each in self.utc_offsets):
             raise ValueError(
-                f"utc_offsets must be of -12 to 14 hours, at least one, found {self.utc_offsets}."
+                "utc_offsets must be at least one number from -12 to 14 hours, found "
+                f"{self.utc_offsets}."
             )
         weights = self._weights()
         if len(weights) != len(self.utc_offsets) or not (
@@ -394,7 +395,7 @@ def _listed(file: pathlib.Path) -> np.ndarray:
     has_heading = bool(lines) and [each.strip() for each in lines[0].split(",")] == [*_COLUMNS]
     lines = lines[has_heading:]
     if not lines:
-        raise ValueError("it holds no span.")
+        raise ValueError("it has no spans.")
     table = np.loadtxt(lines, delimiter=",", ndmin=2, comments=None)
     if table.shape[1] != len(_COLUMNS):
         raise ValueError(f"it has {table.shape[1]} columns.")
@@ -468,30 +469,30 @@ class DeviceBehaviour:
 
     Attributes:
       availability: Which devices are available when.
-      timer_hours: The hours that --timer=wall_clock waits. Required with it.
-      over_selection: The number of devices selected for each upload that is needed. Fewer are
-        selected, down to as many as are needed, where fewer are available.
-      dropout_probability: The probability that a selected device gives up before it uploads: its
-        timer does not start.
+      timer_hours: The hours that --timer=wall_clock counts. Required with it.
+      over_selection: The number of devices selected for each upload that is needed. If fewer are
+        available, fewer are selected, but at least as many as uploads are needed.
+      dropout_probability: The probability that a selected device gives up before it uploads, so
+        that its timer does not start.
       upload_loss_probability: The probability that an upload does not arrive.
-      late_upload_probability: The probability that an upload arrives after its round was closed: it
-        is never summed.
-      minimum_uploads: The number of uploads with which a round is closed at its end. With fewer, it
-        is abandoned and started again. The sum is divided by --clients_per_round in any case.
-        Default: --clients_per_round.
-      abandonment_probability: The probability that the server abandons a round after its uploads
-        were made, and starts it again. Nothing of the attempt is summed or released.
+      late_upload_probability: The probability that an upload arrives after its round was closed, so
+        that it is never summed.
+      minimum_uploads: The least number of uploads with which a round is summed at its end; with
+        fewer, it is abandoned and started again. The sum is divided by --clients_per_round in any
+        case. Default: --clients_per_round.
+      abandonment_probability: The probability that the server abandons a round after its uploads,
+        and starts it again. Nothing of the attempt is summed or released.
       history_loss_probability: The probability that a device forgets its participations, for each
         device and round.
-      after_history_loss: Whether a device that forgot its participations assumes the worst (wait:
-        it has just taken part, and as often as its timer allowed), or joins as if it were new
-        (rejoin), which breaks its schema.
+      after_history_loss: The reaction of a device that forgot its participations: wait, as if it
+        had just taken part, and as often as its timer allowed; or rejoin, as if it were new, which
+        breaks its schema.
       broken_timers: The share of devices whose timers are broken: they check in as if they had
-        never taken part. It is rounded to whole devices, and to one at least.
+        never taken part. It is rounded to whole devices, at least one.
       round_minutes: The minutes that a round takes, after which devices upload.
-      retry_minutes: The minutes that the server waits before it starts a round again that found too
-        few devices or lost too many uploads.
-      max_attempts: The most times that the server starts the same round.
+      retry_minutes: The minutes that the server waits before it repeats a round that found too few
+        devices or lost too many uploads.
+      max_attempts: The most attempts of the server at the same round.
 
     Raises:
       ValueError: If an attribute is out of its range.
@@ -561,8 +562,8 @@ class DeviceBehaviour:
             return clients_per_round
         if self.minimum_uploads > clients_per_round:
             raise ValueError(
-                f"minimum_uploads={self.minimum_uploads} is above the {clients_per_round} clients "
-                "per round, with which a round is closed."
+                f"minimum_uploads={self.minimum_uploads} must be at most the {clients_per_round} "
+                "clients per round."
             )
         return self.minimum_uploads
 
@@ -571,13 +572,13 @@ def define_flags(values: flags.FlagValues) -> None:
     """Defines the flags that describe how a population of devices behaves.
 
     Flags:
-      timer: What the devices' timers count: rounds, which enforces --separation; or hours, from
-        which a separation follows.
-      availability: Which devices are available when: all at any time; each independently with one
-        probability; at night by local time; or as a file says.
-      trace: A file that says when each device is available, for --availability=trace: lines of
-        device,start_seconds,end_seconds, or an .npz file with arrays of these names.
-      trace_period_hours: The hours after which a --trace is repeated. Default: it is not, and ends.
+      timer: The unit that the devices' timers count: rounds, which enforces --separation; or hours
+        (wall_clock), from which a separation follows.
+      availability: The times at which devices are available: always; each device independently with
+        one probability; at night by local time (diurnal); or those of a file (trace).
+      trace: With --availability=trace: a file of the times at which each device is available, with
+        lines of device,start_seconds,end_seconds, or an .npz file with arrays of these names.
+      trace_period_hours: The hours after which a --trace is repeated. Default: it is not repeated.
     """
     texts, group = flag_fields.texts_of(define_flags), FlagGroup(values, _GROUP)
     group.choice("timer", ["rounds", "wall_clock"], texts["timer"], "rounds")
@@ -598,11 +599,11 @@ def of_flags(values: flags.FlagValues) -> DeviceBehaviour:
     """
     command_line.check_choice(
         (values.timer == "rounds") == (values.timer_hours is None),
-        "--timer_hours belongs to --timer=wall_clock, which needs it.",
+        "--timer_hours and --timer=wall_clock need each other: give both or neither.",
     )
     command_line.check_choice(
         values.after_history_loss == WAIT or values.history_loss_probability > 0.0,
-        f"--after_history_loss={REJOIN} belongs to --history_loss_probability: give it as well.",
+        f"--after_history_loss={REJOIN} needs --history_loss_probability: give both.",
     )
     given = {name: values[name].value for name in flag_fields.fields_of(DeviceBehaviour)}
     return DeviceBehaviour(_availability(values), **given)
@@ -614,7 +615,7 @@ def _availability(values: flags.FlagValues) -> Availability:
         for name in names:
             command_line.check_choice(
                 other == model or not values[name].present,
-                f"--{name} belongs to --availability={other}.",
+                f"--{name} needs --availability={other}: give both or neither.",
             )
     given = {
         name: values[name].value
@@ -641,5 +642,6 @@ def _numbers(words: list[str]) -> tuple[float, ...]:
         return tuple(float(word) for word in words)
     except ValueError:
         raise command_line.CommandError(
-            f"--utc_offsets and --utc_weights take numbers with commas, found {','.join(words)}."
+            "--utc_offsets and --utc_weights take numbers separated by commas, found "
+            f"{','.join(words)}."
         ) from None

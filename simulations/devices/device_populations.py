@@ -242,7 +242,7 @@ class DevicePopulation:
         inputs.check_memory(
             _BYTES_PER_DEVICE * self._num_devices,
             f"a population of {self._num_devices} devices",
-            "use a smaller one",
+            "use a smaller population",
         )
         self._participation = participations.check(participation)
         self._clients_per_round = numbers.positive_integer(clients_per_round, "clients_per_round")
@@ -253,9 +253,7 @@ class DevicePopulation:
         # When the next round starts, in seconds since the first attempt of the first round.
         self.seconds = 0.0
         if participation.is_evenly_spaced:
-            raise ValueError(
-                "timers enforce a least separation, and no exact one: use MinSeparation."
-            )
+            raise ValueError("timers enforce only a least separation: use MinSeparation.")
         if behaviour.timer_seconds is None:
             self._timers = DeviceTimers.by_rounds(num_devices, participation)
         else:

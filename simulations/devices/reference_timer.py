@@ -160,7 +160,7 @@ class Device:
     def upload(self) -> "Device":
         """Returns the device with its job counted; it may upload once ``kept`` is on disk."""
         if self.job is None or self.is_uploading:
-            raise ValueError("there is no job that was not uploaded.")
+            raise ValueError("there is no job to upload.")
         before = self.entry(self.job.run)
         count = 1 + (0 if before is None else before.participations)
         entry = Entry(self.job.run, self.job.round_index, self.asked, count, self.policy)

@@ -80,8 +80,8 @@ def load(directory: pathlib.Path | None) -> tuple[Images, Images]:
             "cifar10",
             "CIFAR-10",
             SHAPE,
-            "On a machine without a network, unpack cifar-10-binary.tar.gz, and name its directory "
-            "by --cifar10_dir.",
+            "On a machine without a network, unpack cifar-10-binary.tar.gz, and give its directory "
+            "as --cifar10_dir.",
         )
     train = concatenated([_read(directory / name) for name in _TRAIN_FILES])
     return train, _read(directory / _TEST_FILE)
@@ -92,12 +92,12 @@ def _read(path: pathlib.Path) -> Images:
         contents = np.fromfile(path, np.uint8)
     except OSError as error:
         raise ValueError(
-            f"{path} cannot be read ({error.strerror}): --cifar10_dir is the directory "
+            f"{path} cannot be read ({error.strerror}): --cifar10_dir must be the directory "
             "cifar-10-batches-bin of CIFAR-10's binary version."
         ) from error
     if not len(contents) or len(contents) % _RECORD_BYTES:
         raise ValueError(
-            f"{path} has {len(contents)} bytes, which are no whole records of {_RECORD_BYTES}: "
+            f"{path} has {len(contents)} bytes, which are not whole records of {_RECORD_BYTES}: "
             "copy it again from CIFAR-10's binary version."
         )
     records = contents.reshape(-1, _RECORD_BYTES)

@@ -148,8 +148,8 @@ def keras_model() -> Any:
 def _define_flags(values: flags.FlagValues) -> None:
     FlagGroup(values, "Data").integer(
         "examples_per_client",
-        "The most images of a client, consecutive ones of one form. 1 is the papers' centralised "
-        "setting: every image is a client.",
+        "The most images of a client, which are consecutive images of one form. With 1, every "
+        "image is a client, as in the papers' centralised setting.",
         10,
     )
 

@@ -119,7 +119,7 @@ def _path(directory: pathlib.Path, name: str) -> pathlib.Path:
         if candidate.is_file():
             return candidate
     raise ValueError(
-        f"{directory} has no file {name} or {name}.gz: --data_dir is the directory with "
+        f"{directory} has no file {name} or {name}.gz: --data_dir must be the directory with "
         f"Fashion-MNIST's four files, such as {DEBIAN_DIRECTORY}."
     )
 
@@ -137,8 +137,8 @@ def _array(path: pathlib.Path, shape: tuple[int, ...]) -> np.ndarray:
     header = begin + np.array([size, *shape], ">u4").tobytes()
     if not size or not contents.startswith(header) or len(numbers) != size * math.prod(shape):
         raise ValueError(
-            f"{path} is no array of {' x '.join(['m', *map(str, shape)])} bytes in MNIST's format: "
-            "it is damaged, or of another data set. Copy it again."
+            f"{path} is not an array of {' x '.join(['m', *map(str, shape)])} bytes in MNIST's "
+            "format: it is damaged, or of another data set. Copy it again."
         )
     return numbers.reshape(size, *shape)
 

@@ -130,7 +130,7 @@ def task_command(
             train, test = command_line.naming(flag)(read)(directory)
             _check_number(number, len(train))
             if len(test) < 2:
-                raise ValueError(f"{name} has one test image, and evaluations need two.")
+                raise ValueError(f"{name} has one test image, and evaluations need at least two.")
             places: Sequence[np.ndarray] = list(np.arange(len(train))[:, np.newaxis])
             if number is not None:
                 concentration, seed = options["concentration"], options["split_seed"]
@@ -168,7 +168,7 @@ def _check_number(num_clients: int | None, num_images: int) -> None:
     if num_clients is not None and num_clients > num_images:
         raise ValueError(
             f"--num_clients={num_clients} is more than the {num_images} training images: each "
-            "client needs one at least."
+            "client needs at least one."
         )
 
 
@@ -180,7 +180,7 @@ def check_flags(options: Mapping[str, Any], command: str) -> None:
         Default: every image is a client, the papers' centralised setting.
       concentration: The parameter of the Dirichlet split: the smaller, the fewer classes has a
         client. With --num_clients alone.
-      split_seed: The seed of the Dirichlet split.
+      split_seed: With --num_clients: the seed of the Dirichlet split.
 
     Args:
       options: All flags by name, defaults filled in.

@@ -61,8 +61,8 @@ class CanaryClients:
             self._norm = min(self._norm, _BELOW_ZEROING * config.zeroing_norm * block)
         if self._norm < self._clip_norm:
             raise ValueError(
-                f"--zeroing_norm={config.zeroing_norm:g} would zero the updates of canaries, which "
-                "have the clip norm in few coordinates: use fewer canaries or a larger norm."
+                f"--zeroing_norm={config.zeroing_norm:g} would zero the updates of canaries, whose "
+                "norm lies in few coordinates: use fewer canaries or a larger norm."
             )
         self._shapes = [weight.shape for weight in initial_weights]
         self._no_update = self._update(0).take(0)

@@ -159,21 +159,21 @@ def resume(
     seed = begun.get("cohort_seed")
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise RunDirectoryError(
-            f"{directory.path / run_directory.CONFIG_FILE} has no cohort_seed, from which the "
-            "cohorts of this run follow: restore it, or start a new run and account for both."
+            f"{directory.path / run_directory.CONFIG_FILE} has no cohort_seed, which the cohorts "
+            "of this run need: restore it, or start a new run and account for both."
         )
     run_directory.check_metrics(directory.path / run_directory.METRICS_FILE)
     if directory.states.exists() and not directory.factorization.exists():
         raise CommandError(
-            f"{directory.factorization} is missing: without its matrix no round can follow "
-            "those of this run. Restore it, or start a new run."
+            f"{directory.factorization} is missing, and further rounds need its matrix. Restore "
+            "it, or start a new run."
         )
     data = command.open_data(config)
     behaviour.availability.check_population(data.num_clients)
     is_longer = _is_longer(old_flags, config)
     command_line.check_choice(
         not is_longer or config.audit_canaries is None,
-        "a run with --audit_canaries cannot be extended: its canaries have its rounds.",
+        "a run with --audit_canaries cannot be extended: its canaries are drawn for all rounds.",
     )
     _check_ledger(directory)
     horizons = run_directory.horizons_of(begun, directory)
@@ -287,14 +287,14 @@ def _check_behaviour(config: RunConfig, behaviour: DeviceBehaviour) -> None:
             allowed = DeviceBehaviour(behaviour.availability, round_minutes=behaviour.round_minutes)
         command_line.check_choice(
             behaviour == allowed,
-            f"--sampling={sampling} is for a data centre, whose devices have at most "
-            "--availability and --round_minutes, and neither where clients are in groups: leave "
-            f"out the others, or use --sampling={TIMERS}.",
+            f"--sampling={sampling} takes at most --availability and --round_minutes of the flags "
+            "of devices, and neither if clients are in groups: leave out the others, or use "
+            f"--sampling={TIMERS}.",
         )
     behaviour.fewest_uploads(config.cohort)
     command_line.check_choice(
         behaviour.timer_hours is None or config.separation is not None,
-        "--timer=wall_clock needs --separation, which simulate-participation suggests.",
+        "--timer=wall_clock needs --separation; simulate-participation suggests one.",
     )
 
 
@@ -303,7 +303,7 @@ def _check_other_runs(config: RunConfig, directory: RunDirectory) -> None:
     for other in stated_runs.directories_of(config.other_runs):
         command_line.check_choice(
             os.path.realpath(other) != os.path.realpath(directory.path),
-            f"--other_runs={other} is the run itself: name the others alone.",
+            f"--other_runs={other} is the run itself: name only other runs.",
         )
     stated_runs.Others.named(
         config.other_runs, directory.path, config.delta, directory.sampling_seed
@@ -368,8 +368,8 @@ def sampler_of(scheme: SamplingScheme, directory: RunDirectory, fixed_seed: int 
             ) from error
     if directory.ledger.exists():
         raise CommandError(
-            f"{path} is missing: without it nobody knows whom the next round would have drawn. "
-            "Restore it, or start a new run and account for both."
+            f"{path} is missing, and the draws of the next rounds need it. Restore it, or start a "
+            "new run and account for both."
         )
     seed = random_streams.secret_seed()
     directory.states.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -430,7 +430,7 @@ def _with_changes(
         changes[str(released)] = {**changed, **changes.get(str(released), {})}
         begun = {**begun, run_directory.CHANGED: changes}
         names = ", ".join(f"--{name}" for name in changed)
-        _say(command, f"from round {released + 1} on with other values of {names}")
+        _say(command, f"from round {released + 1} on, with new values of {names}")
     earlier = {}
     for rounds, flags_before in reversed(changes.items()):
         names_of_devices = {*device_behaviour.MAY_CHANGE} & {*flags_before}
@@ -450,14 +450,14 @@ def _check_same_run(
         )
     if begun.get("versions") != run_directory.versions():
         raise CommandError(
-            f"{directory.path} holds a run of other versions of its packages (see "
-            f"{run_directory.CONFIG_FILE}): go on with those, or start a new run."
+            f"{directory.path} holds a run with other versions of packages (see "
+            f"{run_directory.CONFIG_FILE}): use those versions, or start a new run."
         )
     noise_format = begun.get("noise_format", 1)
     if noise_format != NOISE_FORMAT:
         raise CommandError(
             f"{directory.path} holds a run whose noise has format {noise_format}, and this version "
-            f"makes {NOISE_FORMAT}: go on with the version that began it, or start a new run."
+            f"makes {NOISE_FORMAT}: use the version that began it, or start a new run."
         )
     old, new = dict(begun.get("flags", {})), config.of_the_run()
     old |= {name: new[name] for name in run_config.MAY_CHANGE if name in old}
@@ -507,8 +507,8 @@ def _check_ledger(directory: RunDirectory) -> None:
         left = "states" if directory.has_states() else "neither states"
         joined = "and no" if directory.has_states() else "nor"
         raise CommandError(
-            f"{directory.path} is of a run that began, and has {left} {joined} "
-            f"{run_directory.LEDGER_FILE}: nobody knows who took part, and other noise for these "
+            f"{directory.path} is the directory of a run that began, and has {left} {joined} "
+            f"{run_directory.LEDGER_FILE}: its participations are unknown, and new noise for its "
             "rounds would be a second release. Restore it from a copy, or start a new run and "
             "account for both."
         )

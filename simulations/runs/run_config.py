@@ -54,104 +54,106 @@ class RunConfig(Mapping[str, Any]):
       clients_per_round: The number of clients in each round.
       server_learning_rate: The learning rate of the server.
       client_learning_rate: The learning rate of the clients.
-      client_epochs: How often a client goes through its examples of a round.
+      client_epochs: The number of passes of a client over its examples in a round.
       batch_size: The number of examples in a local step.
       client_optimizer: The optimizer of the clients.
       server_momentum: The momentum of the server.
-      server_warmup: The share of the rounds, the first ones, in which the server's rate rises from
-        5 % (BandMF: 0.15).
-      server_cooldown: The share of the rounds, the last ones, in which the server's rate falls to
-        5 % (BandMF: 0.25).
-      cooldown: How the server's rate falls: linearly to 5 %, or at once to 15 % (both in Denisov et
-        al. Sec. 5).
-      public_data: What was used besides the clients' data, in a few words, as the privacy statement
-        says it: what initial weights were trained on. Nobody but you knows. Default: none.
+      server_warmup: The share of the rounds, at the start, in which the server's rate rises from 5
+        % (BandMF: 0.15).
+      server_cooldown: The share of the rounds, at the end, in which the server's rate falls, as
+        --cooldown says (BandMF: 0.25).
+      cooldown: How the server's rate falls in the last rounds: linearly to 5 %, or at once to 15 %
+        (both in Denisov et al. Sec. 5).
+      public_data: Other data that was used besides that of the clients, in a few words for the
+        privacy statement, such as the training data of initial weights. Nobody but you knows.
+        Default: none.
       evaluate_every: The number of rounds between evaluations.
       workers: The addresses host:port,... of TFF worker processes that train the clients, each
         started by start-tff-worker. Default: one process that the run starts on this machine.
-      seed: A seed for tests, which makes the run repeatable, noise included, and voids its
+      seed: A seed for tests, which makes the run repeatable, including its noise, and voids its
         guarantee. Default: secret random bits.
-      cohort_seed: A seed of cohorts, devices, the order of data and initial weights: runs with the
-        same one differ in nothing but noise and what else they are asked. Noise, and what a
-        --sampling draws, have secret seeds all the same. Default: random bits.
+      cohort_seed: A seed of cohorts, devices, the order of data and initial weights, to compare
+        runs. The noise and the draws of a --sampling keep secret seeds. Default: random bits.
       mechanism: The noise: correlated by a matrix factorization (optimal is the dense optimum for
         single participation), independent (identity), or none at all with the same training and
         clipping.
-      checkpoint: A checkpoint directory to use in place of --mechanism. That of a Mechanism, as
-        mf-plan and mf-factorize save it, has the rounds, the participation and the noise of the run
-        as well; what says otherwise is refused.
-      workload: What the mechanism's matrix is optimised for: sums of updates, with momentum and
-        learning rates as post-processing, or this very training, with both inside the mechanism
-        (Denisov et al., Prop. 4.2), as far as the mechanism knows such workloads: those that know
-        no learning rates that change have the momentum inside. Epsilon does not depend on it, but
-        where clients draw for themselves and --noise_multiplier is given.
+      checkpoint: A checkpoint directory to use in place of --mechanism. A Mechanism, as mf-plan and
+        mf-factorize save it, also has the rounds, the participation and the noise of the run; flags
+        that contradict it are refused.
+      workload: The sums for which the matrix is optimised: prefix_sum, with momentum and learning
+        rates as post-processing, or training, with both inside the mechanism (Denisov et al., Prop.
+        4.2); mechanisms that allow only constant learning rates have only the momentum inside.
+        Epsilon depends on it only if clients draw for themselves and --noise_multiplier is given.
       target_epsilon: The epsilon of the planned guarantee.
       target_rho: In place of --target_epsilon: the rho of approximate zero-concentrated
         differential privacy of the planned guarantee. Sampling does not amplify it.
-      delta: The delta of the guarantee, which is to be below 1 / clients.
-      clip_norm: The L2 norm that each update is clipped to: a number, or adaptive for a norm that
-        follows a quantile of the clients' norms, as noise releases it.
+      delta: The delta of the guarantee, which must be below 1 / clients.
+      clip_norm: The L2 norm to which each update is clipped: a number, or adaptive for a norm that
+        follows a quantile of the clients' norms, estimated with noise.
       clip_initial_norm: With --clip_norm=adaptive: the norm of the first round.
-      clip_quantile: With --clip_norm=adaptive: the fraction of updates that are to be within the
+      clip_quantile: With --clip_norm=adaptive: the fraction of updates that should be within the
         norm.
-      clip_learning_rate: With --clip_norm=adaptive: what the logarithm of the norm moves by for
-        each unit that the fraction is off.
-      clip_smallest_norm: With --clip_norm=adaptive: the norm is never below it. Default: a
-        thousandth of --clip_initial_norm.
-      clip_largest_norm: With --clip_norm=adaptive: the norm is never above it. Default: a thousand
-        times --clip_initial_norm.
+      clip_learning_rate: With --clip_norm=adaptive: the change of the norm's logarithm for each
+        unit of difference between the fraction and --clip_quantile.
+      clip_smallest_norm: With --clip_norm=adaptive: the smallest norm. Default: a thousandth of
+        --clip_initial_norm.
+      clip_largest_norm: With --clip_norm=adaptive: the largest norm. Default: a thousand times
+        --clip_initial_norm.
       clip_count_stddev: With --clip_norm=adaptive: the standard deviation of the noise in the
-        number of clients within the norm, over the sensitivity of C. Default: a twentieth of
+        number of clients within the norm, divided by the sensitivity of C. Default: a twentieth of
         --clients_per_round, and at least twice the noise multiplier.
-      clip_update_period: With --clip_norm=adaptive: the rounds between changes of the norm.
-      noise_multiplier: The noise, in place of a target: the standard deviation of Z over (clip norm
-        times the sensitivity of C).
+      clip_update_period: With --clip_norm=adaptive: the number of rounds between changes of the
+        norm.
+      noise_multiplier: In place of a target: the standard deviation of Z, divided by the clip norm
+        and by the sensitivity of C.
       zeroing_norm: The L-infinity norm above which an update is replaced by zero.
-      simulated_clients: For estimates of accuracy: this many clients stand for --clients_per_round,
-        with the noise scaled down in proportion (BandMF App. I). Such a run itself has the weaker
-        guarantee of the smaller noise, and its statement says both.
-      sampling: How the clients of a round are found. timers: any that their participation timers
-        allow, as in cross-device training. The others amplify the guarantee while nobody learns who
-        took part; no population of devices that decide themselves when to take part may use them.
-        All but timers and balls_in_bins need a mechanism whose C has bands, with --num_bands (the
-        fewer bands, the more amplification).
+      simulated_clients: For estimates of accuracy, with --sampling=timers: this number of clients
+        stands for --clients_per_round, with the noise scaled down in proportion (BandMF App. I).
+        Such a run itself has the weaker guarantee of the smaller noise; its statement has both
+        guarantees.
+      sampling: How the clients of a round are selected. timers: any clients whose participation
+        timers allow it, as in cross-device training. The others amplify the guarantee while the
+        draws are secret, and are not for devices that decide themselves when to participate. All
+        but timers and balls_in_bins need a mechanism whose C has bands, with --num_bands (the fewer
+        bands, the more amplification).
       separation: The separation b: two participations i, j of one client satisfy |i - j| >= b.
-        Default: the largest that the devices survive; with --sampling=min_separation,
-        --num_bands. With --sampling=balls_in_bins, the number of bins, which is also the population
-        over --clients_per_round, its default.
-      largest_batch: With --sampling=truncated_poisson, the most clients of a round: of more that
-        come, a random subset stays. Default: what a round exceeds with a probability of at most
+        Default: the largest with which simulated devices suffice; with --sampling=min_separation,
+        --num_bands. With --sampling=balls_in_bins, the number of bins; default: the population over
+        --clients_per_round.
+      largest_batch: With --sampling=truncated_poisson: the most clients of a round; of more, a
+        random subset stays. Default: the size that a round exceeds with a probability of at most
         1e-6.
-      max_participations: The most participations of one client. Default: as many as fit.
+      max_participations: With --sampling=timers: the most participations of one client. Default: as
+        many as fit into the rounds.
       noise_storage: Where the noise of earlier rounds is kept: in the server's state, on disk (in
         --noise_directory), or in the cheaper one that fits.
-      noise_directory: Where noise rows go if they go to disk, and a record of what noise was added
-        to. It must be private (mode 0700) and on the machine of TFF's worker. It is a cache, and
-        another one may be used to resume: if it is deleted, the rows are made again and the record
-        begins anew. Default: noise in --output_dir.
-      stop_at_epsilon: Ends the run before a round with which all rounds together would exceed this
-        epsilon, under the observed participations. Default: all rounds take place.
-      secure_aggregation: Adds updates up by a secure sum, whose server sees nothing but the sum: in
-        TFF's simulation of one, in integers of 32 bits. Nothing else of the clients is measured
-        then, but what --private_metrics releases.
+      noise_directory: The directory of noise rows on disk, and of the record of sums that noise was
+        added to. It must be private (mode 0700) and on the machine of TFF's worker. It is a cache,
+        and another one may be used to resume: if it is deleted, the rows are made again and a new
+        record begins. Default: noise in --output_dir.
+      stop_at_epsilon: Ends the run before a round with which the epsilon of all rounds together,
+        under the observed participations, would exceed this one. Default: all rounds take place.
+      secure_aggregation: Adds updates up in a secure sum, so that the server sees only the sum: in
+        TFF's simulation of one, in integers of 32 bits. Nothing else is then measured on clients,
+        except with --private_metrics.
       private_metrics: Releases loss, accuracy, the fraction of clipped updates and the number of
         examples in training with noise, inside the guarantee, for 1 % more noise on the updates.
-        Nothing that the run prints, writes to metrics.csv or draws is then without noise, but for
+        Then all that the run prints, draws or writes to metrics.csv about clients has noise, except
         evaluations of held-out and test data.
-      largest_loss: With --private_metrics: the largest mean loss of a client that counts; a larger
-        one counts as that. The smaller it is, the less noise the loss has.
+      largest_loss: With --private_metrics: the largest mean loss of a client; a larger one counts
+        as this one. A smaller bound needs less noise.
       largest_examples: With --private_metrics: the largest number of examples of a client in a
-        round that counts; a larger one counts as that.
-      audit_canaries: Audits the run itself by this many canary clients, half of which take part
-        beside the cohorts: from what was released, epsilon is bounded from below. They disturb the
-        model a little. Default: none.
-      responsible: Who answers for the run.
+        round; a larger one counts as this one.
+      audit_canaries: The number of canary clients with which the run audits itself, with
+        --sampling=timers: half of them take part besides the cohorts, and the releases bound
+        epsilon from below. They disturb the model a little. Default: no audit.
+      responsible: The person or organisation that answers for the run.
       model: The model and its version.
       custody: Who holds the noise seed, the state of the run and the ledger, and when they are
         destroyed, as a sentence.
       signer: The name under which the statement is signed, as the list of signers has it.
-      other_runs: Other runs on the same clients, as directories with commas between them: those of
-        training runs, or of saved Mechanisms. The statement has the guarantee of all together.
+      other_runs: Other runs on the same clients: directories of training runs or of saved
+        Mechanisms, separated by commas. The statement has the guarantee of all runs together.
       output_dir: The run's directory. Default: runs/<time>.
       others: The options of the task and of devices.
       max_bands: The most bands that a mechanism gets without --num_bands.
@@ -284,11 +286,11 @@ _EXCLUSIONS = (
     (
         "stop_at_epsilon",
         "simulated_clients",
-        "few clients that stand for more have too little noise",
+        "simulated clients have less noise than the planned ones",
     ),
-    ("seed", "cohort_seed", "the first is one of everything"),
+    ("seed", "cohort_seed", "--seed is a seed of everything"),
     ("cohort_seed", "audit_canaries", "canaries must be drawn at random"),
-    ("audit_canaries", "private_metrics", "canaries have no metrics"),
+    ("audit_canaries", "private_metrics", "canaries do not report metrics"),
 )
 # Flags that have an effect only with another flag.
 _BELONG_TO = {
@@ -385,11 +387,11 @@ def _flags_of(saved: Mechanism, values: flags.FlagValues) -> dict[str, Any]:
     name, of_clients = f"--checkpoint={values.checkpoint}", saved.participation.run_flags()
     check_choice(
         saved.extends is None,
-        f"{name} is of a run that was extended, which goes on in its own directory alone.",
+        f"{name} belongs to an extended run, which continues only in its own directory.",
     )
     if of_clients is None:
         raise CommandError(
-            f"{name} is a Mechanism for {saved.participation}, which this command cannot see to."
+            f"{name} is a Mechanism for {saved.participation}, which this command cannot enforce."
         )
     sampling = of_clients.get("sampling", TIMERS)
     for each, own in (("mechanism", saved.factorization.mechanism), ("sampling", sampling)):
@@ -416,7 +418,7 @@ def _check_together(options: RunConfig) -> None:
     for name, owner in _BELONG_TO.items():
         check_choice(
             options[name] is None or settings[owner],
-            f"--{name} belongs to {owner}: leave it out, or give that as well.",
+            f"--{name} needs {owner}: leave it out, or give both.",
         )
     check_choice(
         options.server_warmup + options.server_cooldown <= 1.0,
@@ -426,7 +428,7 @@ def _check_together(options: RunConfig) -> None:
     smallest, largest = options.clip_smallest_norm, options.clip_largest_norm
     check_choice(
         (smallest or initial) <= initial <= (largest or initial),
-        f"--clip_initial_norm={initial:g} is not from --clip_smallest_norm to --clip_largest_norm.",
+        f"--clip_initial_norm={initial:g} is outside --clip_smallest_norm to --clip_largest_norm.",
     )
 
 
@@ -469,7 +471,7 @@ def _check_sampling(options: RunConfig) -> None:
     check_choice(
         options.largest_batch is None
         or (scheme is not None and scheme.own_size() == "largest_batch"),
-        f"--largest_batch belongs to a scheme that cuts batches, not to --sampling={sampling}.",
+        f"--largest_batch needs a scheme that cuts batches, found --sampling={sampling}.",
     )
     check_choice(
         (options.simulated_clients or 0) <= options.clients_per_round,
@@ -479,7 +481,7 @@ def _check_sampling(options: RunConfig) -> None:
         return
     check_choice(
         options.separation is None or not scheme.has_groups,
-        f"--separation does not belong to --sampling={sampling}, where --num_bands decides.",
+        f"--sampling={sampling} takes no --separation: use --num_bands.",
     )
     banded = banded_mechanisms()
     if options.checkpoint is not None or (scheme.takes_any_matrix and mechanism not in banded):
@@ -505,7 +507,7 @@ def _check_audit(options: RunConfig) -> None:
     )
     check_choice(
         options.clip_norm != ADAPTIVE,
-        f"--audit_canaries needs a constant --clip_norm, not one that is {ADAPTIVE}.",
+        f"--audit_canaries needs a constant --clip_norm, found {ADAPTIVE}.",
     )
     multiplier = (options.noise_multiplier or 0.0) * options.simulated_share
     check_choice(
@@ -514,7 +516,7 @@ def _check_audit(options: RunConfig) -> None:
     check_choice(
         run_audit.mu_of_right_guesses(canaries, canaries, 0.5 * run_audit.FALSE_ALARM_RATE)
         > 1.0 / multiplier,
-        f"--audit_canaries={canaries} refute no noise multiplier of {multiplier:.3g}: use more.",
+        f"--audit_canaries={canaries} cannot refute noise multiplier {multiplier:.3g}: use more.",
     )
 
 

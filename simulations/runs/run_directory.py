@@ -132,8 +132,8 @@ class RunDirectory:
         if not self.data.exists():
             if self.ledger.exists():
                 raise RunDirectoryError(
-                    f"{self.data} is missing: without it nobody knows whether the data are those "
-                    "that the run began with. Restore it, or start a new run and account for both."
+                    f"{self.data} is missing, and shows whether the data are those that the run "
+                    "began with. Restore it, or start a new run and account for both."
                 )
             self.states.mkdir(mode=0o700, exist_ok=True)
             atomic_files.write(self.data, json.dumps({"fingerprint": fingerprint}) + "\n")
@@ -147,8 +147,8 @@ class RunDirectory:
             ) from error
         if kept != fingerprint:
             raise RunDirectoryError(
-                f"the data have changed since the run in {self.path} began, and no run can go on "
-                "with other data under the same noise: start a new one."
+                f"the data have changed since the run in {self.path} began, and a run cannot "
+                "continue with other data under the same noise: start a new one."
             )
 
     def day_of_beginning(self) -> str | None:
@@ -239,7 +239,7 @@ class RunDirectory:
                 ) from error
             if descriptor is not None:
                 os.close(descriptor)
-        raise RunDirectoryError(f"{self.path} cannot be made: choose another --output_dir.")
+        raise RunDirectoryError(f"{self.path} cannot be created: choose another --output_dir.")
 
     def read_config(self) -> dict[str, Any] | None:
         """Returns the configuration of the run that the directory holds, or None if it is new.
@@ -329,12 +329,12 @@ class RunDirectory:
 def _check_config(config: Any) -> None:
     """Raises ValueError if an entry of a configuration has the wrong form."""
     if not isinstance(config, dict):
-        raise ValueError("it is no JSON object")
+        raise ValueError("it is not a JSON object")
     for name in ("flags", "versions", CHANGED):
         if not isinstance(config.get(name, {}), dict):
-            raise ValueError(f"its {name} are no JSON object")
+            raise ValueError(f"its {name} are not a JSON object")
     if not all(isinstance(flags, dict) for flags in config.get(CHANGED, {}).values()):
-        raise ValueError(f"an entry of its {CHANGED} is no JSON object")
+        raise ValueError(f"an entry of its {CHANGED} is not a JSON object")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -373,8 +373,8 @@ def horizons_of(begun: Mapping[str, Any], directory: RunDirectory) -> tuple[Hori
         )
     except (KeyError, OverflowError, TypeError, ValueError) as error:
         raise RunDirectoryError(
-            f"{directory.path / CONFIG_FILE} is broken: what it says of the "
-            f"horizons that were extended cannot be read ({error}). Restore it."
+            f"{directory.path / CONFIG_FILE} is broken: its record of extended horizons cannot be "
+            f"read ({error}). Restore it."
         ) from error
 
 
@@ -598,6 +598,6 @@ def check_metrics(path: pathlib.Path) -> None:
     first = line.rstrip(b"\r\n\0")
     if not first.startswith(_HEADING) and (is_whole or not _HEADING.startswith(first)):
         raise RunDirectoryError(
-            f"{path} is no file of metrics: its first line does not begin with "
+            f"{path} is not a file of metrics: its first line does not begin with "
             f"{_HEADING.decode()!r}. Restore it, or delete it."
         )

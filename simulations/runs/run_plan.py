@@ -275,8 +275,8 @@ def plan(
     """
     check_choice(
         config.delta < 1.0 / data.num_clients,
-        f"--delta={config.delta:g} is not below 1 / {data.num_clients} clients: a mechanism "
-        "that publishes one client's data outright would satisfy it.",
+        f"--delta={config.delta:g} is not below 1 / {data.num_clients} clients: a mechanism that "
+        "publishes all data of one client would satisfy it. Use a smaller one.",
     )
     own, made_for = None, None
     # A resumed run uses the factorization in its own directory, even if the --checkpoint that it
@@ -290,8 +290,8 @@ def plan(
         mechanism = _of_timers(config, data, own, workload, begun or {}, horizons)
     elif horizons:
         raise CommandError(
-            f"a run with --sampling={config.sampling} cannot be extended: its batches are drawn "
-            "by a scheme for all of its rounds, which its guarantee rests on. Start a new run."
+            f"a run with --sampling={config.sampling} cannot be extended: its guarantee is for all "
+            "rounds of the scheme. Start a new run."
         )
     else:
         known_noise = (begun or {}).get("noise_multiplier")
@@ -368,7 +368,7 @@ def check_devices(run: Run) -> None:
         advice = f"Use a shorter timer than --timer_hours={behaviour.timer_hours:g}"
     elif separation := _largest_separation(config, run.data, more, run.seed):
         advice = f"With --separation={separation} and --over_selection={selected:g} they do not"
-    raise CommandError(f"the devices of this run would end it early: {refusal.found} {advice}.")
+    raise CommandError(f"the run would end early for lack of devices: {refusal.found} {advice}.")
 
 
 def _population(
@@ -402,7 +402,7 @@ def participation_of(config: RunConfig, data: TaskData) -> MinSeparation:
     check_choice(
         separation > 0,
         f"{data.name} has {data.num_clients} training clients, fewer than "
-        f"--clients_per_round={cohort}: use fewer clients per round.",
+        f"--clients_per_round={cohort}: use fewer.",
     )
     return MinSeparation(separation, config.max_participations)
 
@@ -520,15 +520,14 @@ def _extended(
     size = begun.get("num_parameters")
     if not isinstance(size, int):
         raise RunDirectoryError(
-            "the run has not begun, and cannot be extended: start a new one with that many "
-            "--num_rounds."
+            "the run has not begun, and cannot be extended: start a new run with this --num_rounds."
         )
     lengths = [horizon.num_rounds for horizon in horizons]
     known = [*factorization.horizons, factorization.num_rounds]
     if known not in (lengths, [*lengths, config.num_rounds]):
         raise CommandError(
             f"the matrix of the run extends horizons of {list(factorization.horizons)} rounds, and "
-            f"{run_directory.CONFIG_FILE} says {lengths}: restore what is not of this run."
+            f"{run_directory.CONFIG_FILE} says {lengths}: restore the files of this run."
         )
     assert config.noise_multiplier is not None
     first, *later = horizons
@@ -557,9 +556,9 @@ def _extended(
         target = config[f"target_{name}"]
         check_choice(
             target is None or found <= target,
-            f"the noise of the run, which stays what it was, gives {config.num_rounds} rounds "
-            f"{name} {numbers.rounded_up(found, '.6g')}, above --target_{name}={target or 0:g}: "
-            f"give a larger target, or fewer --num_rounds.",
+            f"the noise of the run, which an extension does not change, gives {config.num_rounds} "
+            f"rounds {name} {numbers.rounded_up(found, '.6g')}, above "
+            f"--target_{name}={target or 0:g}: give a larger target, or fewer --num_rounds.",
         )
     return mechanism
 

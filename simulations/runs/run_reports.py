@@ -321,8 +321,8 @@ class MetricsLog:
             atomic_files.write(self._path, "".join([header, *lines]))
         except OSError as error:
             raise MetricsNotWrittenError(
-                f"{self._path} cannot be written: {error.strerror}. It is as it was: remove the "
-                "cause (free space if the disk is full), and run the same command again."
+                f"{self._path} cannot be written: {error.strerror}. Its contents are unchanged: "
+                "remove the cause (free space if the disk is full), and run the same command again."
             ) from error
 
     def append(self, round_number: int, values: Mapping[str, float | int]) -> None:

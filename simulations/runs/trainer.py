@@ -136,9 +136,9 @@ def train(run: Run, task: FederatedTask, statements: RunStatements, stop: StopRe
             clients = {"released_rounds": last.num_rounds, "clients": error.cohort.tolist()}
             run.directory.record(**{stated_runs.REFUSED: clients})
     except TooFewEligibleClientsError as error:
-        advice = "The run ends here: its timers let nobody join a further round."
+        advice = "The run ends here: its timers allow no further round."
         if error.to_go_on:
-            advice = f"To go on, run the same command with {error.to_go_on} in addition."
+            advice = f"To go on, run the same command with {error.to_go_on} added."
         message = f"stopped: {error.found} {advice}"
     except WorkerLostError as error:
         message = f"stopped: {error}"
@@ -179,8 +179,8 @@ def _abandoned(finished: Round) -> str:
     number = devices.num_abandoned
     attempts = "1 attempt was" if number == 1 else f"{number} attempts were"
     return (
-        f"round {finished.index + 1}: {attempts} abandoned before its sum, with too few uploads or "
-        "by the server. They used no noise, and the timers of their devices run."
+        f"round {finished.index + 1}: {attempts} abandoned before a sum was made, for too few "
+        "uploads or by the server. They used no noise; the timers of their devices run."
     )
 
 
@@ -201,7 +201,7 @@ def _untrained_accuracy(task: FederatedTask) -> float:
     untrained = task.evaluate(task.initial_weights, TEST)
     if missing := {"loss", "accuracy"} - set(untrained):
         raise ValueError(
-            f"the task's evaluate must return loss and accuracy: {', '.join(sorted(missing))} is "
+            f"the task's evaluate must return loss and accuracy: {', '.join(sorted(missing))} "
             "missing."
         )
     return untrained["accuracy"]

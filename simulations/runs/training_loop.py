@@ -163,8 +163,8 @@ class StateStore:
         said = getattr(error, "strerror", None) or str(error) or type(error).__name__
         return (
             f"{what} could not be saved in {self._directory}: {said.splitlines()[0]}. The newest "
-            f"state that is saved is {left}. Remove the cause (free space if the disk is full), "
-            "and run the same command again: it goes on as if nothing had happened."
+            f"saved state is {left}. Remove the cause (free space if the disk is full), and run "
+            "the same command again: it continues from that state."
         )
 
     def load(self, initial_state: Any, client_ids: tuple[str, ...]) -> Progress | None:
@@ -438,8 +438,8 @@ class FederatedRun:
             return
         if self.behaviour != DeviceBehaviour():
             raise ValueError(
-                "a data sampler draws the clients of a data centre, where no device has a "
-                "behaviour: give the run one of the two."
+                "a data sampler and a behaviour of devices exclude each other: give the run one of "
+                "the two."
             )
         scheme = self.sampler.scheme
         sizes = (scheme.population, scheme.num_rounds, scheme.clients_per_round)
@@ -515,8 +515,8 @@ def start(run: FederatedRun, store: StateStore) -> Progress:
     if saved is not None:
         if saved.ledger.sampling != run.sampling:
             raise LedgerError(
-                "the clients of the saved rounds were drawn in another way than those of later "
-                "rounds would be: no guarantee covers both. Start a new run."
+                "the clients of the saved rounds were drawn by another scheme than those of later "
+                "rounds: no guarantee covers both. Start a new run."
             )
         _check_same_process(run, saved.state)
         return saved
@@ -549,8 +549,9 @@ def _check_same_process(run: FederatedRun, saved: Any) -> None:
             "build the process as it was, or start a new run and account for both."
         )
     raise LedgerError(
-        "the saved state is of a process with another mechanism, other options or another version: "
-        "no guarantee covers both. Build it as it was, or start a new run and account for both."
+        "the saved state belongs to a process with another mechanism, other options or another "
+        "version: no guarantee covers both. Build the process as it was, or start a new run and "
+        "account for both."
     )
 
 
@@ -644,8 +645,8 @@ def _population(
         if not population.follow(cohort):
             raise LedgerError(
                 f"round {index + 1} took place with other clients than are drawn for it now, so "
-                "that nobody knows what the devices remember of it. Use the flags, seed and trace "
-                "of its first rounds, or start a new run and account for both."
+                "that the timers of devices are unknown. Use the flags, seed and trace of its "
+                "first rounds, or start a new run and account for both."
             )
     return population
 
@@ -685,8 +686,8 @@ def _cohort(
     if cohort is None or not np.array_equal(cohort, ledger.cohorts[index]):
         raise LedgerError(
             f"round {index + 1} was released with other clients than are drawn for it now, and the "
-            "same noise on both would reveal their difference: restore the run's newest state and "
-            "its own ledger, or start a new run and account for both."
+            "same noise on both sums would reveal their difference: restore the run's newest state "
+            "and its own ledger, or start a new run and account for both."
         )
     return cohort, num_eligible, devices
 

@@ -152,8 +152,8 @@ def _read(client_data: tff.simulation.datasets.ClientData, client_id: str) -> tu
     dataset = client_data.create_tf_dataset_for_client(client_id)
     if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
         raise ValueError(
-            "the data set of a client has no end: take `repeat` out of its "
-            "preprocessing, and say how often a client goes through its data by epochs."
+            "the data set of a client is infinite: remove `repeat` from its preprocessing, and "
+            "give the number of passes as epochs."
         )
     examples = list(dataset)
     if not examples:
@@ -183,7 +183,7 @@ def rate_of_round(rates: Sequence[float] | np.ndarray) -> Callable[[Any], Any]:
     """
     values = np.asarray(rates, dtype=np.float64)
     if values.ndim != 1 or not values.size or not np.all((values >= 0.0) & np.isfinite(values)):
-        raise ValueError("rates must be a vector of finite numbers of at least 0, one for a round.")
+        raise ValueError("rates must be a vector of finite numbers of at least 0, one a round.")
 
     def rate(round_index: Any) -> Any:
         # Make the constant here, so that it belongs to the graph that TFF is building.

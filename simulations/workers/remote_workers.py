@@ -289,7 +289,7 @@ def connect(addresses: Sequence[str], timeouts: Timeouts | None = None) -> Divid
       WorkerLostError: If a worker does not answer, or the address is not that of a TFF worker.
     """
     if not addresses:
-        raise ValueError("no worker was named: give the address of at least one.")
+        raise ValueError("give the address of at least one worker.")
     timeouts = timeouts or Timeouts()
     local = tff.framework.get_context_stack().current
     if isinstance(local, DividedContext):
@@ -381,7 +381,7 @@ class _Worker(tff.framework.RemoteExecutorStub):
             answer = self._calls.GetExecutor(_GREETING, timeout=seconds)
         except grpc.RpcError as error:
             raise WorkerLostError(
-                f"what answers at {self._address} is no TFF worker ({_what(error)}): {start}."
+                f"the program at {self._address} is not a TFF worker ({_what(error)}): {start}."
             ) from error
         self.dispose_executor(executor_pb2.DisposeExecutorRequest(executor=answer.executor))
 

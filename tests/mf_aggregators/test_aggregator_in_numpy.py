@@ -330,7 +330,7 @@ def test_a_state_that_others_may_read_is_refused(tmp_path: pathlib.Path) -> None
     path = tmp_path / "state.npz"
     aggregator.save_state(aggregator.next(aggregator.initialize(), [np.ones(2)])[0], path)
     path.chmod(0o644)
-    with refuses("open to others", f"chmod 600 {path}", error=StateError):
+    with refuses("accessible to other users", f"chmod 600 {path}", error=StateError):
         aggregator.load_state(path)
     path.chmod(0o600)
     aggregator.load_state(path)

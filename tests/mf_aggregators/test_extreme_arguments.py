@@ -97,7 +97,7 @@ def _or_refused(function: Callable[[], Any]) -> Any:
         return function()
     except ValueError as error:
         if not re.search(
-            "cannot be accounted for|delta must be at least|no noise mult", str(error)
+            "there is too little noise|delta must be at least|no noise mult", str(error)
         ):
             raise
         return None

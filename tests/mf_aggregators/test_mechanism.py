@@ -556,7 +556,7 @@ def test_losses_that_cannot_be_had_are_refused() -> None:
     with refuses("interval"):
         shuffled.privacy_loss_distribution()
     # So little noise cannot be drawn safely.
-    with refuses("so little noise", error=mfa.accounting.TailError):
+    with refuses("too little noise", error=mfa.accounting.TailError):
         _mechanism(noise_multiplier=0.15).privacy_loss_distribution(interval=1e-2)
 
 

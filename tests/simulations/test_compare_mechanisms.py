@@ -184,7 +184,7 @@ def test_a_run_that_fails_ends_the_comparison(workplace: Workplace) -> None:
     assert result["seconds"] is None
     later = json.loads((workplace.output / "none_2.json").read_text())
     assert fields["rows"][0]["seconds_mean"] == later["seconds"] > 0.0
-    assert "Runs that were cut off and resumed do not count towards the minutes." in fields["notes"]
+    assert "The minutes leave out runs that were interrupted and resumed." in fields["notes"]
 
 
 def test_flags_that_a_mechanism_refuses_are_found_before_any_run(workplace: Workplace) -> None:
@@ -203,7 +203,7 @@ def test_flags_that_a_mechanism_refuses_are_found_before_any_run(workplace: Work
         (("--mechanisms=blt,tree,blt",), "--mechanisms has blt twice"),
         (("--flags=num_rounds=3",), "as --name=value, found 'num_rounds=3'"),
         (("--flags=--seed=3",), "cannot have --seed: repetitions with a fixed seed"),
-        (("--flags=--cohort_seed=3",), "cannot have --cohort_seed: each repetition has one"),
+        (("--flags=--cohort_seed=3",), "cannot have --cohort_seed: each repetition has its own"),
     ],
 )
 def test_bad_flags_are_refused_in_one_line(
@@ -281,7 +281,7 @@ def test_a_killed_comparison_goes_on_once_its_run_has_ended(workplace: Workplace
     process.kill()
     process.communicate()
     assert _is_alive(int(at_work.read_text()))
-    call(*arguments).refused("a run that one has left behind, is at work in")
+    call(*arguments).refused("a run that it started, is running in")
     assert [name for name, _ in workplace.started()] == ["banded_1"]
     hold.unlink()
     _wait_for(lambda: not _is_alive(int(at_work.read_text())))

@@ -189,7 +189,7 @@ def test_the_guarantee_is_that_of_what_was_observed(
         assert f"need not hold for the {len(broke)} of {fields['num_clients']} devices" in text
         assert "The plan was kept" not in text
         assert f"({rounded_up(worst_case)}, 1e-05)-DP" in text
-    assert ("enforce no separation" in text) == ("--timer=wall_clock" in arguments)
+    assert ("do not enforce a separation" in text) == ("--timer=wall_clock" in arguments)
 
 
 def test_a_run_that_ends_early_reports_its_rounds() -> None:
@@ -226,7 +226,7 @@ def test_a_run_that_ends_early_reports_its_rounds() -> None:
         ),
         (
             ("--separation=2", "--availability=diurnal", "--utc_offsets=1,x"),
-            "take numbers with commas, found 1,x",
+            "take numbers separated by commas, found 1,x",
         ),
         (
             ("--separation=2", "--population=2000000", "--output=x.npz"),

@@ -58,7 +58,7 @@ def test_the_run_does_not_go_on_with_other_noise_or_packages(
     assert printed == ""
     assert f"{run} holds a run" in errors
     assert named in errors
-    assert "go on with" in errors
+    assert "or start a new run" in errors
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 

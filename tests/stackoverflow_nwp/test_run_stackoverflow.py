@@ -324,7 +324,7 @@ def test_a_sampled_run_without_its_seed_is_not_resumed(
         (["--dataset=nowhere.sqlite"], "--dataset: There is no file"),
         (["--dataset=shakespeare", "--characters", "--vocab_size=9"], "--vocab_size must be 86"),
         (["--noise_directory=a_file"], "a_file cannot be written: Not a directory"),
-        (["--noise_directory=open_to_all"], "is open to others"),
+        (["--noise_directory=open_to_all"], "is accessible to other users"),
     ],
 )
 def test_bad_flags_are_one_clear_line_before_anything_starts(

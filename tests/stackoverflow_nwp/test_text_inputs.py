@@ -98,7 +98,7 @@ def test_tables_are_read_as_they_were_written(
     [
         ("a.jsonl", '{"client": "a", "client": "b", "text": "x"}', "'client' twice"),
         ("a.jsonl", '{"client": "\\ud800", "text": "x"}', "surrogate"),
-        ("a.jsonl", '{"client": "\\u2800\\u200b", "text": "x"}', "no name that can be seen"),
+        ("a.jsonl", '{"client": "\\u2800\\u200b", "text": "x"}', "no visible name"),
         ("a.jsonl", b'{"client": "a", "text": "\xff"}', "not UTF-8"),
         ("a.json", '{"users": ["a"], "user_data": {"a": {"x": [["t", "u"]]}}}', "list of texts"),
         (

@@ -125,7 +125,7 @@ def test_an_audit_that_proves_little_says_so() -> None:
         ([], "--mechanism or --checkpoint is required"),
         (["--mechanism=identity", "--checkpoint=c"], "--checkpoint and --mechanism exclude"),
         (["--checkpoint=nowhere"], "--checkpoint: nowhere/factorization.json cannot be read"),
-        (["--checkpoint=nowhere", "--num_rounds=4"], "--num_rounds is the checkpoint's own"),
+        (["--checkpoint=nowhere", "--num_rounds=4"], "--num_rounds is set by the checkpoint"),
         (["--mechanism=identity", "--num_rounds=5000"], "at most 4096"),
         (["--mechanism=identity", "--num_rounds=2000", "--adaptive_clip"], "at most 1024"),
         (["--mechanism=blt", "--separation=3", "--max_participations=9"], "at most 3 fit"),

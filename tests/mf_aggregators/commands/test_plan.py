@@ -97,7 +97,7 @@ def test_a_table_that_names_what_is_infeasible(cache: str) -> None:
     assert max(len(line) for line in [*lines[:3], header, *rows]) <= 130
     # The last two columns end where their titles end.
     assert len({len(row) for row in [header, *rows]}) == 1
-    assert "  banded 4 keeps more noise than allowed; bands that fit: 3" in lines
+    assert "  banded 4 keeps more noise than allowed; at most 3 bands fit" in lines
     assert any(line.startswith("Recommended: ") for line in lines)
     assert "To run it:" in lines
     # Progress is shown, elsewhere.
@@ -111,12 +111,12 @@ def test_a_table_that_names_what_is_infeasible(cache: str) -> None:
         (["--target_epsilon=1e9"], "--target_epsilon: no noise multiplier between"),
         (["--target_rho=1"], "--target_epsilon and --target_rho exclude each other"),
         (["--delta=0.1"], "not below 1 / 40 clients"),
-        (["--separation=5"], "50 would be needed"),
+        (["--separation=5"], "50 are needed"),
         (["--population=9"], "--clients_per_round=10 is more than --population=9"),
-        (["--sampling=poisson", "--separation=4"], "--separation and --max_participations are for"),
+        (["--sampling=poisson", "--separation=4"], "--separation and --max_participations are"),
         (
             ["--mechanisms=blt", "--mechanisms=banded,tree"],
-            "lost: write --mechanisms=blt,banded,tree",
+            "count: write --mechanisms=blt,banded,tree",
         ),
         (["something"], "unexpected argument"),
         (["--error=/dev/null"], "--error=/dev/null must hold one number on each line"),
@@ -189,7 +189,7 @@ def test_a_target_of_rho(
     assert options["noise_multiplier"] == chosen["noise_multiplier"] == mechanism.noise_multiplier
     assert mfa.accounting.zcdp_rho(chosen["noise_multiplier"]) <= 0.02
 
-    call_plan(*given, "--sampling=any").refused("--sampling takes --target_epsilon alone")
+    call_plan(*given, "--sampling=any").refused("--sampling takes only --target_epsilon")
 
 
 _WITHOUT_TARGET = tuple(each for each in SETTING if not each.startswith("--target_epsilon"))
@@ -199,7 +199,7 @@ _WITHOUT_TARGET = tuple(each for each in SETTING if not each.startswith("--targe
     ("argument", "message"),
     [
         ("--noise_multiplier=0", "has an epsilon of inf"),
-        ("--noise_multiplier=0.01", "of so little noise no epsilon"),
+        ("--noise_multiplier=0.01", "stated for so little noise"),
         ("--noise_multiplier=1e9", "has an epsilon of 0 "),
         ("--sampling=poisson --noise_multiplier=1", "every mechanism has an epsilon of its own"),
     ],
@@ -227,7 +227,7 @@ def test_some_mechanisms_in_some_time(cache: str, tmp_path: pathlib.Path) -> Non
     status, out, err = call_plan(*SETTING, *both)
     assert status == 0
     assert "Skipped for lack of time" in out
-    assert "mf-plan: skipped banded 3: it was not begun when the time had passed" in err
+    assert "mf-plan: skipped banded 3: it was not begun within the time limit" in err
     call_plan(*SETTING, *late, "--mechanisms=banded").refused(
         "no mechanism that fits was computed within 1e-09 s", has_begun=True
     )

@@ -199,7 +199,7 @@ def test_plans_of_clients_that_draw_for_themselves(
     assert f"mfa.participation.{scheme!r}" in fields["steps"][-1]["sampler"]
     out = call_plan(*SETTING, *arguments, cache).done()
     marked = [line for line in out.splitlines() if "~" in line]
-    assert any("rough estimates, which no guarantee may be stated of" in line for line in marked)
+    assert any("rough estimates, for which no guarantee holds" in line for line in marked)
     assert not any(line.startswith("*") for line in marked)
 
 
@@ -292,7 +292,7 @@ def test_an_amplified_guarantee_names_the_sampler_that_has_to_draw(
         # A call without the limit may choose, and write, another mechanism.
         limited = dataclasses.replace(chosen, skipped={"optimal": "takes long"})
         first, *_, last = plan_command._steps(limited, "directory", "mf-plan", {})
-        assert "--output= beside --time_limit=" in " ".join(first.notes)
+        assert "With --output= and --time_limit=" in " ".join(first.notes)
         for loaded in amplified:
             assert last.sampler is not None
             found = eval(last.sampler, {"mfa": mfa, "mechanism": loaded.mechanism})

@@ -48,13 +48,13 @@ def test_a_plan_keeps_slack_for_dropouts_by_default() -> None:
 def test_a_separation_stays_what_was_typed_and_is_warned_of() -> None:
     text = console_commands.call("mf-plan", *_PLAN, "--separation=25").done()
     assert "at least 25 rounds apart" in text
-    assert "WARNING: --separation=25 starves simulated fleets with 10 % dropouts" in text
+    assert "WARNING: with --separation=25, simulated fleets with 10 % dropouts" in text
     assert "WARNING" not in console_commands.call("mf-plan", *_PLAN, "--separation=2").done()
 
 
 def test_a_population_without_slack_is_planned_with_a_warning() -> None:
     text = console_commands.call("mf-plan", *_PLAN, "--population=13").done()
-    assert "WARNING: no separation keeps" in text
+    assert "WARNING: no separation leaves" in text
 
 
 def test_hours_are_planned_with_what_breaks_them() -> None:
@@ -68,7 +68,7 @@ def test_hours_are_planned_with_what_breaks_them() -> None:
     ("given", "why"),
     [
         (("--dropout=0.2", "--over_selection=1.4", "--separation=24"), "survive"),
-        (("--dropout=0.1", "--sampling=poisson"), "leave --sampling out"),
+        (("--dropout=0.1", "--sampling=poisson"), "leave out --sampling"),
         (("--timer_hours=24",), "go together"),
         (("--dropout=1.5",), "dropout"),
         (("--dropout=0.5", "--over_selection=1.0"), "an over-selection of 4"),

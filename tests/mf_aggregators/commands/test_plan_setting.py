@@ -65,8 +65,8 @@ def test_the_epsilon_of_a_noise_names_the_timers_and_what_is_left_without(
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ("--separation=1", "this epsilon is that of a client in every round: no timer is needed"),
-        ("--noise_multiplier=0.4", "a client in every round has so little noise that no finite"),
+        ("--separation=1", "holds even for a client in every round: no timer is needed"),
+        ("--noise_multiplier=0.4", "a client in every round has no finite epsilon, because"),
     ],
 )
 def test_other_conditions_of_the_epsilon_of_a_noise(cache: str, flags: str, said: str) -> None:

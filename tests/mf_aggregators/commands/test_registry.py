@@ -133,7 +133,7 @@ def test_what_the_statement_does_not_have_is_left_to_a_person() -> None:
 
 def test_a_statement_without_a_guarantee_has_no_record() -> None:
     facts = dataclasses.replace(_FACTS, seed_is_fixed=True)
-    with pytest.raises(ValueError, match="guarantees nothing"):
+    with pytest.raises(ValueError, match="has no guarantee"):
         _record(_planned(facts))
 
 

@@ -77,7 +77,7 @@ def test_no_noise_is_null_in_json_and_never_nan(certified: str) -> None:
     [
         (["--target_epsilon=0"], "--target_epsilon must be above zero"),
         (["--target_epsilon=1", "--noise_multiplier=1"], "exclude each other"),
-        (["--model=a", "--model=b"], "--model is given twice, and the first one would be lost"),
+        (["--model=a", "--model=b"], "--model is given twice, and only the last one would count"),
         (["--target_rho=1e9"], "--target_rho=1e+09 is too large"),
         (["--noise_multiplier=-1"], "--noise_multiplier must not be negative"),
         (["--noise_multiplier=1e-9"], "--noise_multiplier=1e-09 is too small"),
@@ -97,9 +97,9 @@ def test_a_figure_makes_no_folder_and_replaces_nothing_unless_asked(
     mine = tmp_path / "mine.png"
     mine.write_text("mine")
     for place, message in (
-        (mine, "is there already: replace it by --overwrite"),
-        (tmp_path / "new" / "figure.png", "is in no directory that exists: make it"),
-        (pathlib.Path(certified) / "figure.png", "is not apart from the checkpoint"),
+        (mine, "exists already: replace it by --overwrite"),
+        (tmp_path / "new" / "figure.png", "does not exist: make it"),
+        (pathlib.Path(certified) / "figure.png", "overlaps with the checkpoint"),
     ):
         _report(certified, f"--figure={place}").refused(f"--figure={place} {message}")
     assert mine.read_text() == "mine"

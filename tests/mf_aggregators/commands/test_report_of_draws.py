@@ -94,7 +94,7 @@ def test_a_ledger_of_drawn_clients_needs_its_mechanism(
     tmp_path: pathlib.Path, checkpoint: pathlib.Path
 ) -> None:
     """The noise multiplier of a checkpoint for timers is relative to another sensitivity."""
-    call_report(checkpoint, _sampled_ledger(tmp_path, _DRAWN, _POISSON)).refused("were drawn")
+    call_report(checkpoint, _sampled_ledger(tmp_path, _DRAWN, _POISSON)).refused("were sampled")
 
 
 @pytest.mark.short_cases(3)
@@ -201,11 +201,11 @@ def test_a_seed_that_does_not_fit_is_refused(tmp_path: pathlib.Path) -> None:
     of_timers = flag_of_ledger(tmp_path, "ada,0\n")
     for flags, message in (
         ([seed], "--sampling_seed needs --ledger"),
-        ([of_timers, seed], "needs a ledger that names the scheme of its draws"),
+        ([of_timers, seed], "needs a ledger that names its sampling scheme"),
         ([ledger, f"--sampling_seed={tmp_path / 'nowhere'}"], "nowhere cannot be read"),
         (
             [ledger, f"--sampling_seed={tmp_path / 'mechanism' / 'factorization.json'}"],
-            "holds no seed",
+            "has no seed",
         ),
     ):
         _call(tmp_path, _POISSON, *flags).refused(message)
@@ -267,7 +267,7 @@ def test_a_ledger_without_a_scheme_is_held_against_that_of_the_mechanism(
     complete = flag_of_ledger(tmp_path, "\n".join([*lines, f"{NAMED}3,11"]))
     for wrong, why in (
         ([complete, statement, *(f"--{each}" for each in words)], "--sampling_seed"),
-        ([f"--round_times={times}", "--timer_hours=2"], "nothing of the draws of poisson"),
+        ([f"--round_times={times}", "--timer_hours=2"], "do not show the draws of poisson"),
     ):
         console_commands.call("mf-report", flag, "--delta=1e-5", *wrong).refused(why)
 

@@ -274,7 +274,7 @@ def test_a_mechanism_is_reported_with_its_own_participation_and_noise(
     )
     for named in ("--separation=6", "--noise_multiplier=0.7"):
         console_commands.call("mf-report", own, ledger, "--delta=1e-5", named).refused(
-            "leave out the flags that name others"
+            "leave out the flags for these"
         )
 
 
@@ -306,7 +306,7 @@ def test_a_broken_plan_is_not_declared_anew(
     for target in ("--target_epsilon=8", "--target_rho=0.5"):
         for schema in ([], ["--separation=3"]):
             said = refused(target, *schema)
-            assert f"--{source} is of a run that took place" in said
+            assert f"--{source} describes a run that took place" in said
             assert target.partition("=")[0] in said
     said = refused(f"--noise_multiplier={noise}", "--separation=3")
     assert ("leave out the flags" if has_mechanism else "--separation: ") in said

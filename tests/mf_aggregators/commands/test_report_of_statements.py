@@ -115,7 +115,7 @@ def test_a_ledger_that_is_no_file_is_refused(folder: pathlib.Path) -> None:
         _call(
             *("--checkpoint=banded", *_NOISE, f"--ledger={path}", "--statement=PRIVACY.md"),
             *_FACTS,
-        ).refused(f"--ledger={path} is no file")
+        ).refused(f"--ledger={path} is not a regular file")
 
 
 def test_a_statement_is_verified_wherever_its_folder_goes(
@@ -153,7 +153,7 @@ def test_a_statement_with_counts_is_verified_with_them(folder: pathlib.Path) -> 
         ("rounds.csv", "a,5", "a,4", "rounds.csv is another file"),
         ("model.bin", "final", "first", "model.bin is another file"),
         ("banded/factorization.json", "{", "{ ", "banded/factorization.json is another file"),
-        ("PRIVACY.md", "population of 40", "population of 400", "not the text that its data give"),
+        ("PRIVACY.md", "population of 40", "population of 400", "is not the text that follows"),
         ("PRIVACY.json", '"value": 40', '"value": 41', "facts.population.value is 41"),
         ("PRIVACY.json", '"1.0"', '"1.2"', "planned.epsilon is"),
         ("PRIVACY.json", '"delta": "1e-06",\n  "enf', '"delta": "1e-07",\n  "enf', "planned.delta"),
@@ -211,7 +211,7 @@ def test_what_nobody_said_is_not_asserted(folder: pathlib.Path, left_out: str) -
         # The last one alone would be composed with.
         (
             ("--statement=PRIVACY.md", *_FACTS, "--other_runs=a", "--other_runs=b"),
-            "--other_runs is given twice, and the first one would be lost",
+            "--other_runs is given twice, and only the last one would count",
         ),
         (("--other_runs=banded",), "--other_runs needs --statement"),
         (("--verify=PRIVACY.md",), "leave out"),
@@ -223,7 +223,7 @@ def test_what_nobody_said_is_not_asserted(folder: pathlib.Path, left_out: str) -
                     *(fact for fact in _FACTS if not fact.startswith(f"--{flag}=")),
                     f"--{flag}={text}",
                 ),
-                f"--{flag} must be words",
+                f"--{flag} must be a text",
             )
             for flag in ("public_data", "enforcement", "responsible", "model", "period", "custody")
             for text in ("none.\n\n# Verified", " ", "\u202eabc")
@@ -235,7 +235,7 @@ def test_what_nobody_said_is_not_asserted(folder: pathlib.Path, left_out: str) -
         # Before anything is written.
         (
             ("--statement=PRIVACY.md", *_FACTS, "--evidence=drawn.npz", "--figure=curve.png"),
-            "--evidence=drawn.npz is the ledger of a run whose clients were drawn",
+            "--evidence=drawn.npz is the ledger of a run with sampled clients",
         ),
         # Files that are read, or written twice.
         (("--statement=model.md", *_FACTS, "--evidence=model.json"), "--statement would replace"),
@@ -268,7 +268,7 @@ def test_bad_flags_of_a_statement_are_one_line(
         ("--target_rho=0.5", "--separation=4", "--target_rho"),
         ("--target_epsilon=8", "--separation=4", "--target_epsilon"),
         # And so would a multiple of a larger sensitivity than the planned one.
-        ("--noise_multiplier=1", "--separation=3", "planned for"),
+        ("--noise_multiplier=1", "--separation=3", "planned schema"),
     ],
 )
 def test_a_statement_is_of_the_noise_that_the_run_had(

@@ -163,7 +163,7 @@ _NEARLY_SINGULAR = np.tril(np.random.default_rng(3).normal(size=(80, 80)))
         (from_matrix, _TINY, "too close to singular"),
         (from_matrix, _NEARLY_SINGULAR, "too close to singular"),
         (from_bands, np.ones((2, 2)), "zero before the first column"),
-        (from_bands, np.zeros((2, 1)), "zero diagonal"),
+        (from_bands, np.zeros((2, 1)), "zero on the diagonal"),
         (from_bands, np.ones(3), "shape"),
         (from_bands, bands_of_matrix(_TINY, 2), "inverse"),
         (from_coefficients, [0.0, 1.0], "zero first coefficient"),

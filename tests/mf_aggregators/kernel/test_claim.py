@@ -388,7 +388,7 @@ def test_a_matrix_that_is_hardly_known_costs_noise_and_has_no_certificate() -> N
     charged = sensitivity.epsilon(2.0 * exact / (bound.value + bound.error), _DELTA)
     assert found.epsilon == charged > sensitivity.epsilon(2.0 * exact / bound.value, _DELTA)
     draws = BallsInBins(rounds, rounds, 160, 10, rounds)
-    with pytest.raises(NotProved, match="near singular"):
+    with pytest.raises(NotProved, match="nearly singular"):
         claim.check(Claim(rows, draws, 2.0 * exact, _DELTA))
 
 
@@ -419,7 +419,7 @@ def test_columns_are_those_of_the_rows_as_far_as_roundings_reach(
     with pytest.raises(NotProved, match="reach over 2 rows, and these draws need at most 1"):
         claim.check(Claim(rows, BallsInBins(6, 1, 60, 5, 6), 3.0, _DELTA))
     monkeypatch.setattr(IntegerRows, "largest_rounding", lambda rows: math.nan)
-    with pytest.raises(NotProved, match="roundings of the rows have no bound"):
+    with pytest.raises(NotProved, match="roundings of the rows have no finite bound"):
         claim.check(Claim(rows, draws, 3.0, _DELTA))
 
 

@@ -399,7 +399,7 @@ def test_rows_of_other_classes_or_of_fewer_rounds_are_refused() -> None:
         pass
 
     kernel_rows.check_rounds(BandedNoise(4), 4)
-    with pytest.raises(NotProved, match="4 rounds, and not 5"):
+    with pytest.raises(NotProved, match="4 rounds, not 5"):
         kernel_rows.check_rounds(BandedNoise(4), 5)
     with pytest.raises(NotProved, match="classes"):
         kernel_rows.check_rounds(Other(4, np.ones((1, 1))), 4)

@@ -182,7 +182,7 @@ def test_a_state_that_is_too_large_is_refused() -> None:
     places.NoiseCost.of_run([_dense(2052)], 10, NoiseStorage.DISK)
     for recursion, size, words in (
         (tree_aggregation(1024).noise_recursion(), 100 * _LARGE, "GiB of server state"),
-        (_dense(2052), 10, "too large to be put into a graph"),
+        (_dense(2052), 10, "too large for a graph"),
     ):
         with refuses("noise_storage='disk'", words):
             places.NoiseCost.of_run([recursion], size, NoiseStorage.STATE)

@@ -308,7 +308,7 @@ def test_other_classes_are_refused(given: Any, words: str) -> None:
         with refuses("MinSeparation", error=TypeError):
             mfa.sensitivity.compute(np.eye(8), given)
     sampling: Any = 3 if given is None else given
-    with refuses("no subclass", error=TypeError):
+    with refuses("not of a subclass", error=TypeError):
         Ledger(("a",), (np.array([0]),), 2, sampling)
 
 

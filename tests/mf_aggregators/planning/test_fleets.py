@@ -187,7 +187,7 @@ def test_margins_of_hours_follow_from_the_timer() -> None:
 
 
 def test_a_fleet_that_is_too_small_is_refused_with_one_that_is_not() -> None:
-    with pytest.raises(ValueError, match="no separation keeps 50 rounds of 100 clients") as error:
+    with pytest.raises(ValueError, match="no separation leaves enough clients for 50") as error:
         Fleet(105, 100, dropout=0.2).choose(50)
 
     words = str(error.value).split(": use ")[1]

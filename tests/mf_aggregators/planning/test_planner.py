@@ -263,7 +263,7 @@ def test_a_plan_makes_no_more_tests_than_delta_pays_for(monkeypatch: pytest.Monk
     assert stated.epsilon <= setting.epsilon
     assert 0 < len(tested) <= certificates.ATTEMPTS * certificates.MECHANISMS
     assert any(each.is_estimate for each in plan.candidates)
-    assert "delta pays for no test of" in plan.reason
+    assert "delta does not cover a test of" in plan.reason
 
 
 def test_bands_that_a_scheme_refuses_are_infeasible(
@@ -411,7 +411,7 @@ def test_what_is_not_done_in_time_is_skipped(
     for time_limit, directory, reason in (
         (600.0, tmp_path, "one of 4 does not end"),
         (600.0, None, "one of 4 does not end"),
-        (1e-9, None, "was not begun when the time had passed"),
+        (1e-9, None, "was not begun within the time limit"),
     ):
         fewest = 24 if "end" in reason else 25
         monkeypatch.setattr(planner, "_FEWEST_ROUNDS_OF_PROCESSES", fewest)

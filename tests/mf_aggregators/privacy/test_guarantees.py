@@ -303,7 +303,7 @@ def test_noise_that_reaches_further_than_its_bands_is_refused() -> None:
     bands = made.strategy_bands()
     assert bands is not None
     assert bands < 200
-    with refuses("further back"):
+    with refuses("uses earlier rows"):
         made.check_scheme(BallsInBins(400, bands, 20000, 100, 200))
 
 
@@ -781,5 +781,5 @@ def test_an_incomplete_ledger_shows_nothing_of_people() -> None:
 def test_clients_that_are_nobodys_are_refused() -> None:
     ledger = _record({"a": [0], "b": [1], "never asked": []})
     observed = _mechanism_of_people().observed(ledger, round_counts=_counts(ledger))
-    with pytest.raises(LedgerError, match="1 of 2 clients that took part are nobody's"):
+    with pytest.raises(LedgerError, match="1 of 2 clients that took part have no person"):
         observed.least_protected_person({"A": ("a",)}, _DELTA)

@@ -231,8 +231,8 @@ def test_damaged_archives_are_refused(tmp_path: pathlib.Path) -> None:
         ({"rounds": [-1, 3, 1]}, "do not fit together"),
         ({"rounds": [[0, 1], [3, 4], [1, 5]]}, "do not fit together"),
         ({"client_ids": [["ada", "x"], ["bo", "y"]]}, "do not fit together"),
-        ({"client_ids": [0.5, 1.5]}, "float64, neither texts nor integers"),
-        ({"client_ids": [True, False]}, "bool, neither texts nor integers"),
+        ({"client_ids": [0.5, 1.5]}, "texts or integers, found float64"),
+        ({"client_ids": [True, False]}, "texts or integers, found bool"),
         ({"client_ids": [b"ada", b"\xff"]}, "cannot be read as a ledger"),
         ({"offsets": [1, 2, 3]}, "do not fit together"),
         ({"offsets": [0, 2, 4]}, "do not fit together"),
@@ -310,7 +310,7 @@ def test_numbers_that_are_no_counts_in_order_are_refused(given: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"client_ids": ("ada", "ada")}, "two clients of the same name"),
+        ({"client_ids": ("ada", "ada")}, "two clients have the same name"),
         ({"client_ids": ("ada",)}, "1 client_ids and 2 rounds_of_clients"),
         ({"client_ids": ("ada", 3)}, "do not fit together"),
         ({"rounds_of_clients": (np.array([True]), np.array([2]))}, "do not fit together"),
@@ -712,7 +712,7 @@ def test_files_say_whose_clients_are_whose(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "names nobody"),
+        ("", "names no person"),
         ("Ada,phone,7\n", "line 1: expected a person"),
         ("Ada,phone\nAda,phone\n", "line 2: repeats"),
         ("Ada,\n", "a name is empty"),

@@ -326,7 +326,7 @@ def test_draws_that_nobody_checked_have_the_worst_case(multiplier: float) -> Non
 
 
 def test_no_client_of_a_sampled_run_is_named() -> None:
-    with refuses("who was drawn is a secret"):
+    with refuses("draws are secret"):
         statement = _sampled(True)
         dataclasses.replace(statement, worst_client=LeastProtected("a", (0,), statement.plan))
 
@@ -546,23 +546,23 @@ _DOCUMENT = statement_file.canonical(_KINDS["kept"].to_dict())
 @pytest.mark.parametrize(
     ("old", "new", "named"),
     [
-        ('"headline": {', '"headline": {\n  "epsilon": "2",', "there twice"),
+        ('"headline": {', '"headline": {\n  "epsilon": "2",', "occurs twice"),
         ('"status": "open"', '"status": "ended"', "status is 'ended'"),
-        ('"is_private": true', '"is_private": 1', "is_private is no boolean"),
-        ('"num_rounds": 10', '"num_rounds": true', "num_rounds is no integer"),
-        ('"num_rounds": 10', '"num_rounds": 10.0', "num_rounds is no integer"),
+        ('"is_private": true', '"is_private": 1', "is_private is not of type boolean"),
+        ('"num_rounds": 10', '"num_rounds": true', "num_rounds is not of type integer"),
+        ('"num_rounds": 10', '"num_rounds": 10.0', "num_rounds is not of type integer"),
         ('"format": 3,', '"format": 3,\n "note": "none",', "unknown ones: note"),
-        ('"date": "",', '"date": "",\n "date": "",', "there twice"),
+        ('"date": "",', '"date": "",\n "date": "",', "occurs twice"),
         (' "date": "",\n', "", "lacks keys, or has unknown ones: date"),
         ('"format": 3,', '"format": 4,', "its format is 4, and this version reads 3"),
-        ('"unit": "client"', '"unit":  "client"', "not written as statements write them"),
-        ('"client"', '"cl\\u0069ent"', "not written as statements write them"),
+        ('"unit": "client"', '"unit":  "client"', "not in the form of a statement"),
+        ('"client"', '"cl\\u0069ent"', "not in the form of a statement"),
         (
             ' "unit": "client",\n "adjacency": "zero-out",\n',
             ' "adjacency": "zero-out",\n "unit": "client",\n',
             "has its keys in another order",
         ),
-        (_DOCUMENT, "[]", "it is no JSON object"),
+        (_DOCUMENT, "[]", "it is not a JSON object"),
         ('"date": ""', '"date": "2026-11-26. NIST agrees"', "the statement.date is"),
         ('"date": ""', '"date": "2026-11-26\\n"', "the statement.date is"),
         ('"numpy": "', '"numpy": "1 and NIST agrees ', "the statement.program.numpy is"),

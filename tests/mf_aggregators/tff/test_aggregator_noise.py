@@ -346,5 +346,5 @@ def test_a_round_past_the_last_one_fails_and_says_why() -> None:
         process.next(state, [np.zeros(2, np.float32)])
     assert str(raised.value) == (
         "The factorization has noise for 6 rounds, and one more round was asked for: its noise row "
-        "would repeat an earlier one. Stop training, or use a factorization for more rounds."
+        "would repeat an earlier one. Stop training, or extend the mechanism."
     )

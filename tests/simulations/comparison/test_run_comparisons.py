@@ -136,7 +136,7 @@ def test_the_twelve_runs_of_the_readme(
     text = run_comparisons.composition_line(found)
     shown = numbers.rounded_up(found.epsilon or 0.0)
     assert f"All 12 private runs together, on the same clients: ({shown}, 0.0001)-DP" in text
-    assert "is promised nothing" in text
+    assert "Nothing is guaranteed" in text
 
 
 def test_sampled_runs_compose_amplified_with_others(tmp_path: pathlib.Path) -> None:
@@ -160,7 +160,7 @@ def test_runs_that_cannot_be_composed_are_said_to_be(tmp_path: pathlib.Path) -> 
     found = run_comparisons.composition([one, gone])
     assert (found.private_runs, found.epsilon) == (2, None)
     line = run_comparisons.composition_line(found)
-    assert line.startswith("No guarantee of all 2 private runs together can be stated: ")
+    assert line.startswith("All 2 private runs together have no guarantee: ")
     assert "gone" in line
 
 
@@ -239,7 +239,7 @@ def _nothing(path: pathlib.Path) -> None:
         (lambda path: _config(path, 3), "one", "blt_2 and tree_2 had different cohort seeds"),
         (lambda path: _config(path, None), "one", "blt_2 and tree_2 had different cohort seeds"),
         (_nothing, "two", "blt_2 and tree_2 had different initial weights"),
-        (_nothing, None, "the result of tree_2 does not say what weights it began with"),
+        (_nothing, None, "the result of tree_2 does not name its initial weights"),
         (lambda path: (path / "participation.npz").unlink(), "one", "participation.npz"),
         (lambda path: (path / "config.json").write_text("{"), "one", "config.json cannot be read"),
     ],

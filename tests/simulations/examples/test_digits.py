@@ -89,8 +89,8 @@ _call = functools.partial(console_commands.call, "run-digits")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--public_data= "], "--public_data must be words in one line"),
-        (["--custody=\u202eabc"], "--custody must be words in one line"),
+        (["--public_data= "], "--public_data must be a text of one line"),
+        (["--custody=\u202eabc"], "--custody must be a text of one line"),
         (["--workers=a:0"], "--workers: the worker address 'a:0'"),
         (["--other_runs=text.txt"], "--other_runs=text.txt is neither"),
         (["--largest_loss=1"], "--largest_loss belongs to --private_metrics"),

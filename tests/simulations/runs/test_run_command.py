@@ -71,12 +71,12 @@ def test_flags_that_no_guarantee_rests_on_may_change(run: RunDirectory) -> None:
     given = [f"--{name}={value}" for name, value in changes.items()]
     said = _resumed(run, *given)
     assert _BEGINS in said
-    assert "from round 3 on with other values of --minimum_uploads, --over_selection," in said
+    assert "from round 3 on, with new values of --minimum_uploads, --over_selection," in said
     recorded = {"changed_flags": {"2": {name: old[name] for name in changes}}}
     assert _config(run) == {**before, "flags": {**old, **changes}, **recorded}
     # Repeated, nothing changes. Back again is a change as well, and round 2 keeps its first flags.
     assert "from round" not in _resumed(run, *given)
-    assert "from round 3 on with other values of --max_attempts" in _resumed(run, *given[:3])
+    assert "from round 3 on, with new values of --max_attempts" in _resumed(run, *given[:3])
     assert _config(run)["changed_flags"] == recorded["changed_flags"]
 
 

@@ -398,7 +398,7 @@ def test_a_ledger_of_another_scheme_or_of_timers_deviates(name: str) -> None:
         changed = dataclasses.replace(ledger, sampling=other)
         observed = mechanism.observed(changed.record(), sampler=sampler)
         assert observed.keeps_participation is False
-        assert observed.deviation == "the ledger records another way of drawing clients"
+        assert observed.deviation == "the ledger records another sampling scheme"
 
 
 def test_a_client_that_was_left_out_is_found_by_the_holder_of_the_seed() -> None:

@@ -357,7 +357,7 @@ def test_devices_that_do_more_than_be_absent_are_refused(flag: str) -> None:
         run_command._check_behaviour(options, device_behaviour.of_flags(values))
     values = _sampled_values("--sampling=poisson", "--num_bands=2", "--availability=diurnal")
     options = run_config.of_flags(values, COMMAND)
-    with refuses("data centre", error=CommandError):
+    with refuses("clients are in groups", error=CommandError):
         run_command._check_behaviour(options, device_behaviour.of_flags(values))
 
 

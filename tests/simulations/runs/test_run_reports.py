@@ -535,7 +535,7 @@ def test_another_run_needs_its_ledger(tmp_path: pathlib.Path) -> None:
     for name, expected in (("broken", broken.worst_case), ("drawn", drawn.plan)):
         assert stated_runs.Others.events_of([tmp_path / name], 1e-4) == [guarantees.event(expected)]
         (tmp_path / name / "participation.npz").unlink()
-        with refuses(name, "bring the ledger", error=command_line.CommandError):
+        with refuses(name, "restore the ledger", error=command_line.CommandError):
             stated_runs.Others.events_of([tmp_path / name], 1e-4)
 
 

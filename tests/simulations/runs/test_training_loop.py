@@ -685,7 +685,7 @@ def test_a_harmed_state_falls_back(
 def test_states_that_others_may_read_are_refused(three_saved: pathlib.Path, mode: int) -> None:
     states = three_saved / "states"
     states.chmod(mode)
-    with refuses("open to others", f"chmod 700 {states}"):
+    with refuses("accessible to other users", f"chmod 700 {states}"):
         _store(three_saved)
     states.chmod(0o700)
     _assert_goes_on_from(_store(three_saved), 3)
@@ -737,7 +737,7 @@ def test_writes_that_the_kernel_refuses_leave_the_states_before(run: pathlib.Pat
         _assert_goes_on_from(_store(run), 3)
         assert "\n" not in message
         assert "round 4 could not be saved" in message
-        assert "newest state that is saved is round 3's" in message
+        assert "newest saved state is round 3's" in message
         assert "run the same command again" in message
     # Sizes of the next round's files differ by a few bytes from those of the rounds before.
     assert refused >= len(limits) - 2

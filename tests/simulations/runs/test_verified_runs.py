@@ -70,7 +70,7 @@ def test_nothing_is_reported_of_a_run_by_the_ledger_of_another(tmp_path: pathlib
     flags = (f"--checkpoint={run}", "--delta=1e-4")
     report = functools.partial(console_commands.call, "mf-report", *flags)
     report(f"--ledger={run}/participation.npz").done()
-    report(f"--ledger={other}").refused("is not that of the run")
+    report(f"--ledger={other}").refused("is not the ledger of the run")
 
 
 @pytest.mark.parametrize("rounds", [12, 5])
@@ -209,7 +209,7 @@ def test_a_text_that_was_changed_is_found(finished: pathlib.Path, tmp_path: path
     ):
         text.write_text(forged)
         (found,) = verify(tmp_path / "run")
-        assert "is not the text that its data give" in found
+        assert "is not the text that follows from its data" in found
 
 
 def test_a_ledger_that_breaks_the_plan_of_a_run_under_way_is_found(tmp_path: pathlib.Path) -> None:
