@@ -409,7 +409,7 @@ class MatrixFactorization(Strategy):
                 raise _RoundError(
                     f"round {i + 1} needs {self._cohort_size} clients: {len(nodes)} are connected "
                     f"by a name, of which {len(found)} may take part ({self._schema(i)}). Connect "
-                    "others, and start the run again: it goes on with this round."
+                    "others, and start the run again: it continues with this round."
                 )
             time.sleep(min(1.0, self._patience))
         if not before:

@@ -809,7 +809,7 @@ class _Spent:
             rounds = counted(self.num_rounds, "round")
             return f"{planned} as planned; {so_far} so far, in {rounds}{only_if}"
         rounds = counted(self.so_far.num_rounds, "planned round")
-        better = f"nothing better of the {self.num_rounds} so far, because {self.gap}"
+        better = f"no better one for the {self.num_rounds} so far, because {self.gap}"
         return f"{planned} as planned; {so_far} for all {rounds}{only_if}, and {better}"
 
 

@@ -327,10 +327,10 @@ def _suggestion(
         "suggested_max_participations": most,
         "rule": (
             f"--separation={separation} is the smallest separation, {min(separations)}, less the "
-            f"larger of {share} % and the {spread} by which simulations differ, and at least 1 "
-            f"and at most {shown}, which times of rounds show; "
-            f"--max_participations={most} is the most participations and {share} % more, rounded "
-            "up, where a simulation had all rounds, and no more than fit."
+            f"larger of {share} % and the {spread} by which simulations differ, limited to 1 to "
+            f"{shown}, the separation that times of rounds show; --max_participations={most} is "
+            f"the most participations in simulations of all rounds and {share} % more, rounded up, "
+            "and at most as many as fit."
         ),
     }
 

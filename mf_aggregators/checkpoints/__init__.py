@@ -335,7 +335,7 @@ def load_with_mechanism(
     factorization, description = load_with_description(directory)
     if not is_of_run and not path.exists():
         raise CheckpointError(
-            f"{directory} holds a factorization alone, without participation and noise multiplier: "
+            f"{directory} holds only a factorization, without participation and noise multiplier: "
             "read it with mf_aggregators.checkpoints.load, and make a Mechanism of it."
         )
     with _reading(path, " A run writes it after its first round." if is_of_run else ""):
@@ -523,7 +523,7 @@ def _check_statement(
     )
     if seed_is_fixed is not False:
         raise CheckpointError(
-            f"{path.parent} is a run whose noise came from a fixed seed: it guarantees nothing."
+            f"{path.parent} is a run whose noise came from a fixed seed: it has no guarantee."
         )
     planned = contents["planned"]
     schema = (

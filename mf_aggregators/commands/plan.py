@@ -60,7 +60,7 @@ _NOTE_ON_NORMS = (
     "the first model."
 )
 _NOTE_ON_RATES = (
-    "updates_of, step and model are yours to write, as mfa.rate_search.find says. Train with "
+    "updates_of, step and model are yours to write, as mfa.rate_search.find describes. Train with "
     "best.rate."
 )
 _NOTE_ON_SEARCHES = "The searches and the run together keep the target."

@@ -51,7 +51,7 @@ _NEEDS: Mapping[str, tuple[str, str]] = {
     "clock_drift": ("round_times", "whose devices have clocks"),
     "clock_margin_minutes": ("round_times", "whose devices have clocks"),
     "timer_max_participations": ("round_times", "whose devices limit participations"),
-    "registry": ("statement or --verify", "whose statement the record is of"),
+    "registry": ("statement or --verify", "from which the record is made"),
 }
 # Flags that may be given with --verify.
 _WITH_VERIFY = frozenset({"verify", "registry", "overwrite", "format", "flagfile"})

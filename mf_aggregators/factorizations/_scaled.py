@@ -158,7 +158,7 @@ class ScaledToeplitz(ToeplitzStructure):
             raise ExtensionError(
                 f"a {self.mechanism} factorization with equal column norms for {self.num_rounds} "
                 f"rounds cannot be extended to {num_rounds}: its scales depend on the last round. "
-                "A factorization without equal column norms can be extended."
+                "Use a BLT without equal column norms."
             )
         return super()._extended(num_rounds, participation, workload, parameters)
 

@@ -109,7 +109,7 @@ class Cohorts:
         """
         if not 0 <= round_index < self.draws.num_rounds:
             most = self.draws.num_rounds
-            raise ValueError(f"round {round_index} is not one of the scheme's {most}, from 0.")
+            raise ValueError(f"round_index must be in range({most}), found {round_index}.")
         if not isinstance(self.draws, losses.InGroups):
             return self._order
         return self._order[self.draws.group_slice(round_index % self.draws.num_bands)]

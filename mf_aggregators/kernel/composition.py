@@ -214,9 +214,9 @@ def _checked(event: Any) -> Any:
         share = numbers.fraction(event.sampling_probability, name)
         return kind(share, _checked(event.event))
     raise ValueError(
-        f"{numbers.shown(event)} is not composed where a client is added or removed, or its "
-        "updates are zeroed: give what Mechanism.event returns, Gaussian and Laplace events, also "
-        "with Poisson sampling, or an EpsilonDeltaDpEvent."
+        f"{numbers.shown(event)} cannot be composed for clients that are added or removed, or "
+        "whose updates are zeroed: give events of Mechanism.event, Gaussian and Laplace events, "
+        "also with Poisson sampling, or an EpsilonDeltaDpEvent."
     )
 
 

@@ -327,7 +327,7 @@ class TimedRounds:
         )
         starts, ends, timer = self._ticks
         if timer <= 0:
-            raise ValueError("clock_drift and clock_margin_minutes leave nothing of timer_hours.")
+            raise ValueError("clock_drift and clock_margin_minutes must leave part of timer_hours.")
         longest = int(np.argmax(ends - starts))
         if ends[longest] - starts[longest] >= timer:
             hours = (self.ends - self.starts)[longest] / _SECONDS_PER_HOUR

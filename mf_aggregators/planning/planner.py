@@ -818,7 +818,7 @@ def calibrated(
         if not is_number or not (
             is_rough or scheme.amplified(sigma, delta, columns, certification).epsilon <= epsilon
         ):
-            raise ValueError(f"{sigma!r} does not keep the target")
+            raise ValueError(f"its noise multiplier {sigma!r} misses the target")
         return float(sigma)
 
     found = atomic_files.fetch(

@@ -224,8 +224,8 @@ def run_all(program: str, runs: Sequence[RepeatedRun]) -> dict[RepeatedRun, Fini
     if len(finished) == len(runs):
         return finished
     print(
-        f"{program}: interrupted; {len(finished)} of {len(runs)} runs are finished, and "
-        "the same command goes on with the others.",
+        f"{program}: interrupted; {len(finished)} of {len(runs)} runs are finished, and the same "
+        "command continues with the others.",
         file=sys.stderr,
     )
     return None

@@ -347,7 +347,7 @@ class MetricsLog:
             raise MetricsNotWrittenError(
                 f"the metrics of round {round_number}, which is saved, could not be written to "
                 f"{self._path}: {error.strerror}. Remove the cause (free space if the disk is "
-                "full), and run the same command again: it goes on after this round."
+                "full), and run the same command again: it continues after this round."
             ) from error
 
     def _line(self, row: Mapping[str, Any]) -> str:

@@ -138,7 +138,7 @@ def train(run: Run, task: FederatedTask, statements: RunStatements, stop: StopRe
     except TooFewEligibleClientsError as error:
         advice = "The run ends here: its timers allow no further round."
         if error.to_go_on:
-            advice = f"To go on, run the same command with {error.to_go_on} added."
+            advice = f"To continue, run the same command with {error.to_go_on} added."
         message = f"stopped: {error.found} {advice}"
     except WorkerLostError as error:
         message = f"stopped: {error}"

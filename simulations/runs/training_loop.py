@@ -203,8 +203,8 @@ class StateStore:
                 return None
             raise LedgerError(
                 f"{self._directory} holds no state, and {self._ledger_path} records "
-                f"{ledger.num_rounds} released rounds: without their noise the run cannot go on. "
-                "Restore the states, or start a new run and account for both."
+                f"{ledger.num_rounds} released rounds: without their noise the run cannot "
+                "continue. Restore the states, or start a new run and account for both."
             )
         state, version = self._newest_readable(versions, initial_state)
         if (
@@ -213,7 +213,7 @@ class StateStore:
             or ledger.first_rounds(version).digest() != self._ledger_digest(version)
         ):
             raise LedgerError(
-                f"{self._ledger_path} does not belong to the saved state: the run cannot go on "
+                f"{self._ledger_path} does not belong to the saved state: the run cannot continue "
                 "without breaking its participation schema. Restore the ledger from a copy, or "
                 "start a new run and account for both."
             )
@@ -233,7 +233,7 @@ class StateStore:
                 continue
             for newer, reason in damaged.items():
                 _LOGGER.warning(
-                    "%s is damaged; going on from round %d. (%s.)",
+                    "%s is damaged; continuing from round %d. (%s.)",
                     self._path(newer),
                     version,
                     reason,

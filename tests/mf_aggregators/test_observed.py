@@ -345,7 +345,7 @@ def test_what_is_spent_is_less_than_the_plan_by_the_counts_of_the_server_alone()
     without_counts = mfa.spent(mechanism, _FEW_COHORTS, _DELTA)
     assert without_counts.so_far.epsilon == found.planned.epsilon
     assert (without_counts.num_rounds, without_counts.so_far.num_rounds) == (4, 12)
-    said = "for all 12 planned rounds, and nothing better of the 4 so far, because nobody gave"
+    said = "for all 12 planned rounds, and no better one for the 4 so far, because nobody gave"
     assert said in str(without_counts)
     assert mfa.spent(mechanism, [], _DELTA, round_counts=[]).so_far.epsilon == 0.0
 

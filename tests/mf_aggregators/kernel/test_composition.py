@@ -139,7 +139,7 @@ def test_a_count_is_a_positive_integer(count: object) -> None:
             dp_accounting.PoissonSampledDpEvent(math.nan, dp_accounting.GaussianDpEvent(1.0)),
             "sampling_probability of a PoissonSampledDpEvent",
         ),
-        (3, "3 is not composed"),
+        (3, "3 cannot be composed"),
     ],
 )
 def test_what_is_wrong_with_an_event_is_named(event: object, words: str) -> None:
@@ -208,7 +208,7 @@ def test_compositions_are_of_data_alone() -> None:
         Quiet(1.0),
         dp_accounting.PoissonSampledDpEvent(0.1, Quiet(1.0)),
     ):
-        with refuses("is not composed"):
+        with refuses("cannot be composed"):
             accounting.composed_epsilon([event], 1e-5)
     with refuses("delta"):
         accounting.composed_epsilon([accounting.event(2.0)], 1.0)

@@ -579,7 +579,7 @@ def test_no_altered_byte_is_gone_on_from(
         path.write_bytes(contents)
         caplog.clear()
         _assert_goes_on_from(_store(run), 2)
-        assert f"{newest} is damaged; going on from round 2" in caplog.text
+        assert f"{newest} is damaged; continuing from round 2" in caplog.text
         # Whichever of the two was altered, both are named.
         assert path.name in caplog.text
         assert _names(run / "states") == {"round_2"}
@@ -630,7 +630,7 @@ def test_a_harmed_file_falls_back(
     harm(newest, newest / name)
     store = _store(run)
     _assert_goes_on_from(store, 2)
-    assert "round_3 is damaged; going on from round 2" in caplog.text
+    assert "round_3 is damaged; continuing from round 2" in caplog.text
     assert pathlib.Path(name).name in caplog.text
     # The round is run again, and its state saved under the same name.
     store.save(_progress(3))
@@ -676,7 +676,7 @@ def test_a_harmed_state_falls_back(
     harm(run / "states" / "round_3")
     store = _store(run)
     _assert_goes_on_from(store, 2)
-    assert "round_3 is damaged; going on from round 2" in caplog.text
+    assert "round_3 is damaged; continuing from round 2" in caplog.text
     store.save(_progress(3))
     _assert_goes_on_from(store, 3)
 
