@@ -118,8 +118,8 @@ def of_run(
     needed = noise_of_run(noise_multiplier, share)
     if run.noise_multiplier < needed:
         raise ValueError(
-            f"the run must have a noise multiplier of at least {needed!r}, that of noise_of_run, "
-            f"found {run.noise_multiplier!r}."
+            f"beside a search, the run needs a noise multiplier of at least {needed!r} "
+            f"(noise_of_run), found {run.noise_multiplier!r}."
         )
     separation = min(run.noise_reference.separation_in(run.num_rounds), rounds)
     most = min(run.noise_reference.most_participations(run.num_rounds), -(-rounds // separation))

@@ -127,7 +127,7 @@ def find(
     if len(tried) != len(search):
         # Each short run uses its part of the budget, so none may be left out.
         raise ValueError(
-            f"a search needs {len(search)} rates, one for each short run, found {len(tried)}."
+            f"a search needs a rate for each of {len(search)} short runs, found {len(tried)}."
         )
     numbers.positive_number(clip_norm, "clip_norm")
     each_run = search[0]

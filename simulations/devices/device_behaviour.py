@@ -395,7 +395,7 @@ def _listed(file: pathlib.Path) -> np.ndarray:
     has_heading = bool(lines) and [each.strip() for each in lines[0].split(",")] == [*_COLUMNS]
     lines = lines[has_heading:]
     if not lines:
-        raise ValueError("it has no spans.")
+        raise ValueError("it has no span.")
     table = np.loadtxt(lines, delimiter=",", ndmin=2, comments=None)
     if table.shape[1] != len(_COLUMNS):
         raise ValueError(f"it has {table.shape[1]} columns.")

@@ -66,7 +66,7 @@ def test_a_plan_says_which_mechanism_offers_nothing_for_its_clients() -> None:
     )
     plan = planning.make(drawn, mechanisms=("blt", "identity"))
     assert list(plan.infeasible) == ["blt"]
-    with refuses("blt", "nothing"):
+    with refuses("blt", "variant"):
         planning.make(drawn, mechanisms=("blt",))
 
 

@@ -148,7 +148,7 @@ def test_sqlite_files_of_other_programs_are_read(
         ("", ["--input=in.jsonl", "--output=x.txt"], "must end in"),
         ("", ["--input=in.jsonl", "--output=x.sqlite"], "no sentences"),
         ('{"client": "a"}', ["--input=in.jsonl", "--output=x.sqlite"], "--text_column"),
-        ('{"client": "a", "text": "x"}', ["--input=in.jsonl", "--output=x.sqlite"], "Three"),
+        ('{"client": "a", "text": "x"}', ["--input=in.jsonl", "--output=x.sqlite"], "three"),
         ("text", ["--input=in.sqlite", "--output=x.sqlite"], "not a SQLite file"),
         ("", ["--input=docstrings", "--input=in.txt", "--output=x.sqlite"], "combined"),
     ],

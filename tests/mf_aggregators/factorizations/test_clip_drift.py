@@ -54,5 +54,5 @@ def test_drift_costs_correlated_noise_and_nothing_of_independent_noise() -> None
 
 @pytest.mark.parametrize("norms", [[], np.ones(_NUM_ROUNDS + 1), np.ones((2, 2))])
 def test_norms_of_other_rounds_are_refused(norms: np.ndarray) -> None:
-    with refuses("norm"):
+    with refuses("norms"):
         clip_drift.ClipDrift.of(identity(_NUM_ROUNDS), norms)

@@ -527,7 +527,7 @@ def test_longer_rows_are_held_to_seventeen_standard_deviations(
         rows = IntegerRows.of(longer, dense_rows(first))
         assert rows.largest_row >= 17.0 * draws.STANDARD_DEVIATION * norm
     else:
-        with refuses("extended"):
+        with refuses("extension"):
             IntegerRows.of(longer, dense_rows(first))
 
 
