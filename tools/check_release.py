@@ -290,10 +290,8 @@ def parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     made.add_argument("--output", type=pathlib.Path, help="directory of the archives")
-    made.add_argument(
-        "--pythons", default="3.10,3.11,3.12,3.13", help="versions without TensorFlow"
-    )
-    made.add_argument("--federated", default="3.10,3.11", help="versions with TensorFlow Federated")
+    made.add_argument("--pythons", default="3.10,3.11,3.12,3.13", help="those without TensorFlow")
+    made.add_argument("--federated", default="3.10,3.11", help="those with TensorFlow Federated")
     made.add_argument("--tag", help="the tag that names the release")
     made.add_argument("--notes", type=pathlib.Path, help="file for the notes of the release")
     return made

@@ -597,9 +597,8 @@ def audit_drawn(
         raise ValueError("the mechanism has no sampling scheme: use audit.audit.")
     if scheme.has_groups and type(scheme) is not PoissonSampling:
         raise ValueError(
-            f"there is no audit of the draws of {scheme.name}. Audit the matrix against an "
-            "attacker who knows the rounds: give --participation=single, or the schema that its "
-            "clients keep."
+            f"there is no audit of the draws of {scheme.name}. Audit the matrix for known rounds: "
+            "give --participation=single, or the schema that its clients keep."
         )
     canaries = numbers.positive_integer(canaries, "canaries")
     false_alarm_rate = statistics.checked_false_alarm_rate(false_alarm_rate)

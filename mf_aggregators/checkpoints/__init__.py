@@ -508,8 +508,7 @@ def _check_sensitivity(
     if not (1.0 - _SENSITIVITY_TOLERANCE) * found <= stated <= most * found:
         raise CheckpointError(
             f"{path} states a sensitivity of {stated}, and the matrix beside it has {found}: one "
-            "of the two was altered, belongs to another checkpoint, or was written by a faulty "
-            "program."
+            "of both was altered, is of another checkpoint, or was written by a faulty program."
         )
 
 
@@ -551,8 +550,7 @@ def _check_configuration(
     for name, stated, asked in found:
         raise CheckpointError(
             f"{path.with_name(STATEMENT_FILE)} states {name} {json.dumps(stated)}, and the run's "
-            f"other files have {json.dumps(asked)}: one of them was altered, or belongs to another "
-            "run."
+            f"other files have {json.dumps(asked)}: one of them was altered, or is of another run."
         )
 
 

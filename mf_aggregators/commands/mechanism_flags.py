@@ -175,8 +175,7 @@ def participation(values: flags.FlagValues) -> Participation | None:
         if values.separation is None:
             check_choice(
                 values.max_participations is None,
-                "--max_participations needs --separation (1 if a client may return in the next "
-                "round).",
+                "--max_participations needs --separation (1 if clients may return at once).",
             )
             return None
         kind = "min_sep"
@@ -252,8 +251,7 @@ def check_is_saved(
     check_choice(
         noise_multiplier == saved.noise_multiplier,
         f"--checkpoint={checkpoint} is a Mechanism with the noise multiplier "
-        f"{saved.noise_multiplier!r}, and the flags give {noise_multiplier!r}: leave out the flags "
-        "of noise.",
+        f"{saved.noise_multiplier!r}, and flags give {noise_multiplier!r}: leave these out.",
     )
 
 

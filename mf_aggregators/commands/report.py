@@ -75,8 +75,8 @@ _LEDGER_FILES: Mapping[str, str] = {
     "ledger": "The participations of clients: the participation.npz of a run, or a text file "
     "(UTF-8) of client,round lines. Rounds count from 0. Adds the guarantee that follows.",
     "round_counts": "The number of clients that the server summed in each round of --ledger: a "
-    "text file, one number on each line. A run has its own. Without it, no better guarantee than "
-    "that of the plan is stated.",
+    "text file, one number on each line. A run has its own. Without it, no guarantee better than "
+    "the plan is stated.",
     "sampling_seed": "The file with the secret seed of the data sampler that drew the batches of "
     "--ledger: checkpoints/sampling_seed.json of a run. Every draw is compared with the ledger.",
     "people": "The person of each client of --ledger: a text file (UTF-8) of person,client lines. "

@@ -479,8 +479,7 @@ def _sampling_seed(values: flags.FlagValues, subject: _Subject, ledger: Ledger) 
     is_given, is_drawn = values.sampling_seed is not None, ledger.sampling is not None
     check_choice(
         is_given or values.statement is None or not (is_drawn or subject.drawn),
-        "--statement needs --sampling_seed if a sampler drew the batches: only the seed shows its "
-        "draws.",
+        "--statement needs --sampling_seed for batches of a sampler: only it shows the draws.",
     )
     check_choice(
         is_drawn or not is_given,

@@ -278,9 +278,7 @@ def directories_of(text: str | None) -> list[pathlib.Path]:
         paths = [resolved_path(each.strip()) for each in text.split(",")]
     # Two paths may lead to the same directory through a link.
     distinct = min(len(set(map(os.path.realpath, paths))), len(set(map(os.path.abspath, paths))))
-    check_choice(
-        distinct == len(paths), f"--other_runs={text} has a directory twice: name it once."
-    )
+    check_choice(distinct == len(paths), f"--other_runs={text} has a directory twice: drop one.")
     return list(map(pathlib.Path, paths))
 
 
@@ -385,9 +383,8 @@ def _event_of(directory: pathlib.Path, delta: float) -> dp_event.DpEvent:
     is_saved = (directory / checkpoints.MECHANISM_FILE).exists()
     check_choice(
         is_saved or (directory / ledgers.FILE_OF_RUN).exists(),
-        f"--other_runs={directory} is neither a directory of Mechanism.save nor a run with its "
-        f"ledger {ledgers.FILE_OF_RUN}: restore the ledger, or name the run's statement in a .json "
-        "file.",
+        f"--other_runs={directory} is neither of Mechanism.save nor a run with its ledger "
+        f"{ledgers.FILE_OF_RUN}: restore the ledger, or name the run's statement in a .json file.",
     )
     try:
         of_run = mechanism.load(directory)
