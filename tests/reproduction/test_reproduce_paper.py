@@ -142,7 +142,7 @@ def test_broken_caches_and_results_are_noticed(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--only=bandmf-table-99"], "no experiment 'bandmf-table-99'; --list prints the names"),
+        (["--only=bandmf-table-99"], "unknown experiment 'bandmf-table-99'; --list prints"),
         (["--only="], "--only names no experiment"),
         (["--lists"], "--help lists the flags"),
     ],

@@ -126,7 +126,7 @@ def test_results_of_other_flags_are_refused(workplace: Workplace) -> None:
     for other in ("--flags=--a=1 --b=3", "--flags=--a=1", "--flags="):
         call(*one, other).refused(
             "banded_1.json is the result of a run with other flags",
-            "(run-stackoverflow --a=1 --b=2): repeat them",
+            "(run-stackoverflow --a=1 --b=2): use those",
         )
     call(*one, "--flags=--a=1 --b=2", "--command=run-digits").refused("other flags")
     assert len(workplace.started()) == 1

@@ -276,7 +276,7 @@ def test_metrics_that_are_garbage_are_refused(run: RunDirectory, garbage: bytes)
     path = run.path / run_directory.METRICS_FILE
     path.write_bytes(garbage)
     said = _resumed(run)
-    assert "metrics.csv is no file of metrics" in said
+    assert "metrics.csv is not a file of metrics" in said
     assert "delete it" in said
     # Nobody but its owner takes it away.
     assert path.read_bytes() == garbage
