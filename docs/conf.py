@@ -124,7 +124,7 @@ _WITH_UNIT = re.compile(r"(<td><p>\S?\d[\d.,]*) (\S{1,3}</p></td>)")
 # Matches spaces between numbers and the signs ± and %; and code blocks, which stay unchanged.
 _WITH_SIGN = re.compile(r"<pre.*?</pre>|(?<=\d) (?=[±%])|(?<=±) (?=\d)", re.DOTALL)
 # Match names that are about as long as a line on a phone, and the places where they may be broken.
-_LONG_NAME = re.compile(r'<span class="pre">[^<]{24,}</span>')
+_LONG_NAME = re.compile(r'<span class="pre">[^<]{20,}</span>')
 _SEAM = re.compile(r"(?<=\w[/._])(?=\w{3})")
 # Matches a wide figure, which readers scroll on a phone.
 _WIDE = re.compile(r'(<img alt="[^"]*" src="[^"]*\.png" />)')
