@@ -13,6 +13,7 @@ the schema for any behaviour of devices.
 """
 
 import bisect
+import collections
 import dataclasses
 import functools
 import math
@@ -20,7 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from scipy import signal, stats
+from scipy import signal, special, stats
 
 from mf_aggregators import inputs
 from mf_aggregators.kernel import numbers
@@ -156,7 +157,8 @@ class Fleet:
             raise ValueError(f"peak_hours must be above 0 and at most 24, found {self.peak_hours}.")
         numbers.non_negative_number(self.slower, "slower")
         numbers.non_negative_number(self.absent_rounds, "absent_rounds")
-        numbers.positive_number(self.retry_rounds, "retry_rounds")
+        if not 0.0 < self.retry_rounds <= _MOST_DEVICES:
+            raise ValueError(f"retry_rounds must be above 0, and at most {_MOST_DEVICES}.")
 
     @property
     def selected(self) -> int:
@@ -170,7 +172,7 @@ class Fleet:
             return self.over_selection
         return math.ceil(100.0 * self.least_selected / self.clients_per_round) / 100.0
 
-    @property
+    @functools.cached_property
     def least_selected(self) -> int:
         """The number of selected devices with which the fewest timers start for each summed round.
 
@@ -180,7 +182,7 @@ class Fleet:
         least = self.clients_per_round
         if self.dropout == 0.0:
             return least
-        most = math.ceil(4.0 * least / (1.0 - self.dropout)) + 20
+        most = math.ceil(min(4.0 * least / (1.0 - self.dropout), 1e15)) + 20
         tried = np.unique(np.linspace(least, most, 400).astype(int))
         with np.errstate(divide="ignore"):
             failures = 1.0 / self.chances_of_attempts(tried) - 1.0
@@ -195,11 +197,16 @@ class Fleet:
         Returns:
           (m,) float64.
         """
-        most = selected - self.clients_per_round
-        if self.dropout == 0.0 or self.spread == 0.0:
-            return np.asarray(stats.binom.cdf(most, selected, self.dropout))
-        parameters = _beta(np.asarray(self.dropout), self.spread)
-        return np.asarray(stats.betabinom.cdf(most, selected, *parameters))
+        dropouts, weights = np.array([self.dropout]), np.ones(1)
+        if self.dropout > 0.0 and self.spread > 0.0:
+            # The trapezoidal rule over normal quantiles of the beta distribution. The sum of a
+            # beta-binomial distribution would take minutes for millions of devices.
+            places = np.linspace(-8.0, 8.0, 401)
+            weights = stats.norm.pdf(places) * (places[1] - places[0])
+            dropouts = stats.beta.ppf(stats.norm.cdf(places), *_beta(dropouts, self.spread))
+        most = np.asarray(selected, dtype=np.float64)[:, np.newaxis] - self.clients_per_round
+        chances = special.betainc(self.clients_per_round, most + 1.0, 1.0 - dropouts) @ weights
+        return np.asarray(np.minimum(chances, 1.0))
 
     def draws(self, means: FloatArray, generator: np.random.Generator) -> FloatArray:
         """Draws probabilities of a round, beta distributed around their means (``spread``).
@@ -414,7 +421,9 @@ class Fleet:
         population = math.ceil(
             _nearest(0.0, self.population, lambda x: x >= 1.0 and survive(population=math.ceil(x)))
         )
-        dropout = _nearest(0.99, self.dropout, lambda x: survive(dropout=x))
+        dropout = _nearest(
+            max(0.99, 0.5 + 0.5 * self.dropout), self.dropout, lambda x: survive(dropout=x)
+        )
         if self.timer_hours is None:
             return Margins(population, dropout)
         minutes, hours = float(self.round_minutes or 0.0), self.timer_hours
@@ -466,7 +475,7 @@ class _Fleets:
         # (simulations,): the time, in rounds; and when timers of each round would run out if all
         # attempts after it were summed.
         self._time = np.zeros(simulations)
-        self._due: list[FloatArray] = []
+        self._due = collections.deque[FloatArray](maxlen=min(schema.separation, num_rounds) + 1)
         self._waiting: dict[int, IntArray] = {}
         self._slot = 0
         self.alive = np.ones(simulations, dtype=bool)
@@ -480,7 +489,8 @@ class _Fleets:
         # Devices count hours from the upload; a guarantee has to count from the request.
         self._free = np.searchsorted(starts, ends + 60.0 * fleet.timer_hours)
         self._asked = np.searchsorted(ends, starts + 60.0 * fleet.timer_hours)
-        self._before: list[IntArray] = []
+        # The rounds that were summed before each attempt, from the first unchecked attempt on.
+        self._before = collections.deque[IntArray]()
         self._checked = 0
 
     def goes_on(self) -> bool:
@@ -495,7 +505,7 @@ class _Fleets:
         self._due.append(self._time + self._separation)
         if self._fleet.absent_rounds > 0.0:
             # Devices come back while the server waits, and timers of rounds stand still.
-            due = self._time if self._by_hours else self._due[max(0, slot - self._separation)]
+            due = self._time if self._by_hours else self._due[0]
             late = np.maximum(0.0, self._time - due)
             self._away += self._generator.binomial(
                 returned, 0.5 ** (late / self._fleet.absent_rounds)
@@ -558,9 +568,9 @@ class _Fleets:
         """Ends fleets in which a device may have taken part in rounds that are too close."""
         self._before.append(before)
         while self._checked < self._slot and self._asked[self._checked] <= self._slot:
-            then = self._before[self._checked]
-            is_round = self._before[self._checked + 1] > then
-            now = self._before[int(self._asked[self._checked])]
+            now = self._before[int(self._asked[self._checked]) - self._checked]
+            then = self._before.popleft()
+            is_round = self._before[0] > then
             has_ended = now >= self._num_rounds
             self.alive &= ~is_round | has_ended | (now - then >= self._separation)
             self._checked += 1

@@ -1,6 +1,5 @@
 """Separations and numbers of participations that fleets survive."""
 
-import itertools
 import math
 
 import numpy as np
@@ -14,10 +13,7 @@ from mf_aggregators.planning import fleets
 from mf_aggregators.planning.fleets import Fleet
 from mf_aggregators.workloads import Workload
 from simulations.devices.device_behaviour import DeviceBehaviour, Independent
-from simulations.devices.device_populations import (
-    DevicePopulation,
-    TooFewEligibleClientsError,
-)
+from simulations.devices.device_populations import DevicePopulation
 
 _EXACT = {"dropout": 0.0, "spread": 0.0, "interruptions": 0.0}
 
@@ -67,24 +63,16 @@ def test_counts_end_as_devices_with_names_do(
         Independent(returning), over_selection=over_selection, dropout_probability=dropout
     )
 
-    def end_of(seed: int) -> int:
-        population = DevicePopulation(130, schema, 10, behaviour, seed)
-        for rounds in itertools.count():
-            try:
-                population.next_round()
-            except TooFewEligibleClientsError:
-                return rounds
-            if rounds == 40:
-                return 40
-        raise AssertionError
-
     ends = fleet.ends(40, schema, 400)
-    named = np.array([end_of(seed) for seed in range(150)])
+    named = [
+        len(DevicePopulation(130, schema, 10, behaviour, seed).starves(40)[1])
+        for seed in range(150)
+    ]
 
     # Neither all nor none survive, or nothing would be compared.
     assert 0.02 < np.mean(ends < 40) < 0.999
     # A false alarm in 10^4.
-    assert stats.ks_2samp(np.minimum(ends, 40), named).pvalue > 1e-4
+    assert stats.ks_2samp(ends, named).pvalue > 1e-4
 
 
 @pytest.mark.parametrize(("clients", "dropout", "spread"), [(10, 0.2, 0.0), (100, 0.1, 0.25)])
@@ -92,19 +80,29 @@ def test_the_selection_starts_the_fewest_timers(
     clients: int, dropout: float, spread: float
 ) -> None:
     fleet = Fleet(10_000, clients, dropout, spread=spread, returning=1.0)
-    generator = np.random.default_rng(1)
+    selected = np.arange(clients, 3 * clients)
+    law = stats.binom(selected, dropout)
+    drawn = fleet.draws(np.full(200_000, dropout), np.random.default_rng(1))
+    assert np.std(drawn) == pytest.approx(spread * dropout, rel=0.02)
+    if spread > 0.0:
+        total = dropout * (1.0 - dropout) / (spread * dropout) ** 2 - 1.0
+        law = stats.betabinom(selected, dropout * total, (1.0 - dropout) * total)
 
-    def timers(selected: int) -> float:
-        uploads = generator.binomial(
-            selected, 1.0 - fleet.draws(np.full(200_000, dropout), generator)
-        )
-        summed = np.count_nonzero(uploads >= clients)
-        # An attempt that fails counts as ten.
-        return selected * (1.0 + 10.0 * (len(uploads) - summed) / max(1, summed))
+    chances = law.cdf(selected - clients)
+    np.testing.assert_allclose(fleet.chances_of_attempts(selected), chances, atol=1e-9)
+    # An attempt that fails counts as ten.
+    timers = selected * (1.0 + 10.0 * (1.0 / chances - 1.0))
+    assert timers[fleet.selected - clients] <= 1.01 * np.min(timers)
 
-    found = timers(fleet.selected)
-    others = [timers(round(fleet.selected * factor)) for factor in (0.9, 0.95, 1.05, 1.1, 1.2)]
-    assert found <= 1.01 * min(others)
+
+def test_a_simulation_keeps_the_attempts_of_its_timers_alone() -> None:
+    for hours in ({}, {"timer_hours": 4.0, "round_minutes": 60.0}):
+        fleet = Fleet(1000, 5, **_EXACT, absent_rounds=2.0, **hours)
+        state = fleets._Fleets(fleet, 100, MinSeparation(3), 2, 0)
+        while state.goes_on():
+            state.step()
+        assert all(state.rounds == 100)
+        assert (len(state._before) if hours else len(state._due)) <= 6
 
 
 def test_hours_make_the_separation_of_the_slowest_rounds() -> None:
@@ -203,6 +201,8 @@ def test_a_fleet_that_is_too_small_is_refused_with_one_that_is_not() -> None:
         ({"timer_hours": 24.0}, "go together"),
         ({"peak_hours": 25.0}, "peak_hours"),
         ({"interruptions": 1.0}, "interruptions"),
+        # Sums of such times are infinite.
+        ({"retry_rounds": 1e308}, "retry_rounds"),
     ],
 )
 def test_what_is_no_fleet_is_refused(changed: dict[str, float], why: str) -> None:
