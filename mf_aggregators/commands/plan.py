@@ -274,7 +274,8 @@ def _main(values: flags.FlagValues) -> None:
     given = [values[name].serialize() for name in values if values[name].present]
     again = shlex.join(["mf-plan", *(each for each in given if not _OF_THIS_CALL.match(each))])
     searches = _searches(values, setting.clients_per_round)
-    steps = _steps(plan, directory, None if values.output else again, searches)
+    of_devices = _flags_of_devices(devices, fields_of_fleet)
+    steps = _steps(plan, directory, None if values.output else again, searches, of_devices)
     in_every_round = None
     if setting.noise_multiplier is not None:
         in_every_round = _epsilon_in_every_round(setting, chosen)
@@ -421,6 +422,17 @@ def _lines_of_fleet(devices: Fleet, fields: dict[str, Any], margins: fleets.Marg
             f"  {found['separation']:>6} apart, {limit}: {found['noise']:.3f} of the noise {bar}"
         )
     return lines
+
+
+def _flags_of_devices(devices: Fleet | None, fields: dict[str, Any] | None) -> list[str]:
+    """The flags with which a run simulates the described fleet; none for an assumed fleet."""
+    if devices is None or fields is None or fields["is_assumed"]:
+        return []
+    words = [f"--dropout_probability={devices.dropout!r}"]
+    words.append(f"--over_selection={devices.selected_per_upload!r}")
+    if devices.returning < 1.0:
+        words.append(f"--availability=independent --available_probability={devices.returning!r}")
+    return words
 
 
 def _own(values: flags.FlagValues) -> dict[str, Factorization]:
@@ -605,7 +617,11 @@ class _Step:
 
 
 def _steps(
-    plan: Plan, directory: str, again: str | None, searches: Mapping[str, str]
+    plan: Plan,
+    directory: str,
+    again: str | None,
+    searches: Mapping[str, str],
+    of_devices: Sequence[str] = (),
 ) -> list[_Step]:
     """The shell commands and the Python code that run the recommended candidate.
 
@@ -618,6 +634,7 @@ def _steps(
       again: The command that makes this plan, without its output flag; None if the checkpoint
         exists already.
       searches: The notes of searches before the run, by their lines of Python.
+      of_devices: Flags of a simulated run that describe its devices.
     """
     setting, chosen = plan.setting, plan.recommended
     mechanism, clients = chosen.mechanism, setting.clients_per_round
@@ -645,7 +662,7 @@ def _steps(
             words = (
                 [] if "clients_per_round" in flags_of_run else [f"--clients_per_round={clients}"]
             )
-            words.append(f"--delta={setting.delta!r}")
+            words += [f"--delta={setting.delta!r}", *of_devices]
             if setting.trained.name != "prefix_sum":
                 words.append(f"--server_momentum={setting.trained.momentum!r}")
             steps.append(_train(directory, words, chosen.server_learning_rate))

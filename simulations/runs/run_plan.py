@@ -367,7 +367,12 @@ def check_devices(run: Run) -> None:
     if behaviour.timer_hours is not None:
         advice = f"Use a shorter timer than --timer_hours={behaviour.timer_hours:g}"
     elif separation := _largest_separation(config, run.data, more, run.seed):
-        advice = f"With --separation={separation} and --over_selection={selected:g} they do not"
+        needed = f"--separation={separation} and "
+        if separation >= participation_of(config, run.data).separation:
+            needed = ""
+        elif config.saved is not None:
+            needed = f"a checkpoint for {needed}"
+        advice = f"With {needed}--over_selection={selected:g} it would not"
     raise CommandError(f"the run would end early for lack of devices: {refusal.found} {advice}.")
 
 

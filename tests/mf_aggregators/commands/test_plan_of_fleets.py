@@ -26,6 +26,7 @@ def test_a_plan_has_the_schema_that_its_fleet_survives() -> None:
 
     assert found["participation"] == str(schema)
     assert Fleet(300, 12, 0.2, 1.4).survives(60, schema)
+    assert found["commands"][1].endswith(" --dropout_probability=0.2 --over_selection=1.4")
     # Without slack, 25 apart is the most.
     assert schema.separation < 25
     assert fleet["pairs"][0]["noise"] == 1.0
@@ -50,18 +51,13 @@ def test_a_separation_stays_what_was_typed_and_is_warned_of() -> None:
     assert "at least 25 rounds apart" in text
     assert "WARNING: with --separation=25, simulated fleets with 10 % dropouts" in text
     assert "WARNING" not in console_commands.call("mf-plan", *_PLAN, "--separation=2").done()
-
-
-def test_a_population_without_slack_is_planned_with_a_warning() -> None:
     text = console_commands.call("mf-plan", *_PLAN, "--population=13").done()
     assert "WARNING: no separation leaves" in text
 
 
 def test_hours_are_planned_with_what_breaks_them() -> None:
     hours = ("--timer_hours=2", "--round_minutes=12", "--dropout=0")
-    text = console_commands.call("mf-plan", *_PLAN, *hours).done()
-    assert "rounds apart" in text
-    assert "rounds take more than" in text
+    assert "rounds take more than" in console_commands.call("mf-plan", *_PLAN, *hours).done()
 
 
 @pytest.mark.parametrize(
@@ -71,6 +67,7 @@ def test_hours_are_planned_with_what_breaks_them() -> None:
         (("--dropout=0.1", "--sampling=poisson"), "leave out --sampling"),
         (("--timer_hours=24",), "go together"),
         (("--dropout=1.5",), "dropout"),
+        (("--dropout=0.99999999",), "selects at most"),
         (("--dropout=0.5", "--over_selection=1.0"), "an over-selection of 4"),
     ],
 )

@@ -717,7 +717,16 @@ def test_a_run_that_would_starve_is_refused_with_flags_that_do(tmp_path: pathlib
     assert not [*tmp_path.iterdir()]
     advised = re.findall(r"--[a-z_]+=[\d.]*\d", str(refusal.value))
     run = _plan(rounds, *advised, path=tmp_path, clients=_FLEET)
-    assert f"--separation={run.mechanism.noise_reference.separation_in(60)}" in advised
+    separation = run.mechanism.noise_reference.separation_in(60)
+    assert advised[0] == f"--separation={separation}"
+    # Flags that do are not advised again, and a saved mechanism keeps its separation.
+    with refuses(f"With {advised[1]} it would not"):
+        _plan(rounds, f"--separation={separation - 1}", path=tmp_path / "selection", clients=_FLEET)
+    matrix, schema = factorizations.identity(60), MinSeparation(28)
+    mfa.calibrate(matrix, schema, epsilon=8.0, delta=1e-3).save(tmp_path / "saved")
+    with refuses(f"With a checkpoint for {advised[0]} and"):
+        saved = (f"--checkpoint={tmp_path / 'saved'}", "--delta=1e-3")
+        _plan(rounds, *saved, path=tmp_path / "starving", clients=_FLEET)
 
     with refuses("fewer rounds"):
         _plan(rounds, "--clients_per_round=143", path=tmp_path / "other", clients=_FLEET)
