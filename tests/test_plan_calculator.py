@@ -113,28 +113,22 @@ def test_fleets_in_a_browser_survive_what_those_of_mf_plan_do(tmp_path: pathlib.
                 source.uniform(0.0, 0.3),
                 source.uniform(0.5, 1.0),
                 *source.choice(((None, None), (24.0, 20.0))),
+                source.choice([0.0, 20.0]),
             ]
         )
 
     found = _computed(
         tmp_path,
         "planFleets.choose({population: each[1], clients: each[2], dropout: each[3],"
-        "returning: each[4], timerHours: each[5], roundMinutes: each[6]}, each[0])"
+        "returning: each[4], timerHours: each[5], roundMinutes: each[6], absentRounds: each[7]},"
+        "each[0])"
         ".then((pairs) => pairs.length ? planNumbers.bandedNoise(each[0], pairs[0]) : null)",
         inputs,
     )
 
-    for (rounds, population, clients, dropout, returning, hours, minutes), noise in zip(
-        inputs, found, strict=True
-    ):
-        fleet = fleets.Fleet(
-            population,
-            clients,
-            dropout=dropout,
-            returning=returning,
-            timer_hours=hours,
-            round_minutes=minutes,
-        )
+    names = ("dropout", "returning", "timer_hours", "round_minutes", "absent_rounds")
+    for (rounds, population, clients, *others), noise in zip(inputs, found, strict=True):
+        fleet = fleets.Fleet(population, clients, **dict(zip(names, others, strict=True)))
         try:
             expected = fleet.choose(rounds)[0].noise
         except ValueError:

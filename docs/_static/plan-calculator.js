@@ -6,7 +6,7 @@
   const page = document.getElementById("plan-calculator");
   const DEFAULTS = {
     rounds: 500, population: 20000, clients: 100, epsilon: 8, delta: "", dropout: 10,
-    returning: 100, hours: "", minutes: "", goal: "",
+    returning: 100, absent: "", hours: "", minutes: "", goal: "",
   };
   const WHOLE = ["rounds", "population", "clients"];
   const [MOST_ROUNDS, MOST_DEVICES, MOST_SELECTED] = [10000, 999999999, 100000];
@@ -57,7 +57,7 @@
     const { rounds, population, clients, epsilon, delta } = asked;
     const fleet = {
       population, clients, dropout: asked.dropout / 100, returning: asked.returning / 100,
-      timerHours: asked.hours, roundMinutes: asked.minutes,
+      absentRounds: asked.absent ?? 0, timerHours: asked.hours, roundMinutes: asked.minutes,
     };
     const pairs = await fleets.choose(fleet, rounds);
     if (!pairs.length) {
@@ -140,6 +140,8 @@
     else if (!(returning > 0 && returning <= 100)) why = "Available devices are above 0 and up to 100 %.";
     else if ((found.hours === null) !== (found.minutes === null)) {
       why = "Hours of a timer and minutes of a round go together.";
+    } else if (!(found.absent === null || (found.absent >= 0 && found.absent < Infinity))) {
+      why = "Rounds of absence are a number of at least 0.";
     } else if ([found.hours, found.minutes, found.goal].some((each) => each !== null && !(each > 0 && each < Infinity))) {
       why = "Hours, minutes and the noise that you allow are numbers above 0.";
     }
@@ -154,6 +156,7 @@
       `--dropout=${given.dropout / 100}`,
     ];
     if (given.returning !== 100) flags.push(`--returning=${given.returning / 100}`);
+    if (given.absent) flags.push(`--absent_rounds=${given.absent}`);
     if (given.hours !== null) {
       flags.push(`--timer_hours=${given.hours}`, `--round_minutes=${given.minutes}`);
     }

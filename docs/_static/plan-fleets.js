@@ -1,6 +1,5 @@
 // Simulated fleets for the plan calculator: the separation and the number of participations with
-// the least noise that 95 of 100 fleets survive, as mf_aggregators/planning/fleets.py finds them for
-// devices that come and go.
+// the least noise that 95 of 100 fleets survive, as mf_aggregators/planning/fleets.py finds them.
 "use strict";
 
 (() => {
@@ -8,6 +7,7 @@
   // The defaults and limits of planning/fleets.py.
   const [SPREAD, PERSISTENCE, INTERRUPTIONS, SLOWER] = [0.25, 0.8, 0.01, 0.1];
   const [SIMULATIONS, MOST_FAILURES, MOST_ATTEMPTS, MOST_KINDS] = [100, 5, 100, 100000];
+  const RETRY_ROUNDS = 1;
   const [STEPS, MORE, MOST_TRIED, COST_OF_FAILURE] = [64, 4, 6, 10];
   // Clocks of kernel/ledger.py: their drift, and minutes of margin.
   const [CLOCK_DRIFT, CLOCK_MARGIN] = [0.001, 10];
@@ -65,7 +65,7 @@
 
   // Whether one simulated fleet comes to its last round.
   function comesToItsEnd(fleet, numRounds, schema, draws) {
-    const { clients, selected, returning, timerHours, roundMinutes } = fleet;
+    const { clients, selected, returning, absentRounds, timerHours, roundMinutes } = fleet;
     const byHours = timerHours !== null;
     const drawn = (mean) => (mean === 0 ? 0 : draws.beta(...betaParameters(mean, SPREAD)));
     let dropout = drawn(fleet.dropout);
@@ -73,6 +73,11 @@
     const eligible = new Float64Array(kinds);
     eligible[0] = fleet.population;
     let total = eligible[0];
+    // Of these, the devices that are still away after their timers.
+    const away = new Float64Array(kinds);
+    let allAway = 0;
+    // The time in rounds; and when timers of each round run out if all later attempts are summed.
+    let [passed, time, due] = [1, 0, []];
     // Slots of time after which a device may join again, and until which a guarantee counts.
     const counted = byHours ? Math.ceil((60 * timerHours) / roundMinutes - 1) : 0;
     const slots = byHours ? 2 * numRounds + 100 : numRounds;
@@ -84,9 +89,15 @@
     let rounds = 0;
     for (let slot = 0; slot < slots && rounds < numRounds; slot += 1) {
       const place = waiting[slot % after];
+      due.push(time + schema.separation);
+      const late = byHours ? 0 : Math.max(0, time - due[Math.max(0, slot - schema.separation)]);
       for (let kind = 0; kind < kinds; kind += 1) {
         eligible[kind] += place[kind];
         total += place[kind];
+        if (absentRounds === 0) continue;
+        const absent = draws.binomial(place[kind], 0.5 ** (late / absentRounds));
+        away[kind] += absent;
+        allAway += absent;
       }
       place.fill(0);
       if (byHours) {
@@ -98,16 +109,24 @@
       let isSummed = false;
       for (let attempt = 0; !isSummed && attempt < (byHours ? 1 : MOST_ATTEMPTS); attempt += 1) {
         if (!byHours && total < clients) return false;
+        for (let kind = 0; allAway > 0 && kind < kinds; kind += 1) {
+          const back = draws.binomial(away[kind], 1 - 0.5 ** (passed / absentRounds));
+          away[kind] -= back;
+          allAway -= back;
+        }
         if (draws.uniform() >= PERSISTENCE) dropout = drawn(fleet.dropout);
-        const available = draws.binomial(total, returning);
+        const available = draws.binomial(total - allAway, returning);
+        passed = available < clients ? RETRY_ROUNDS : 1;
+        time += passed;
         if (available < clients) continue;
         let uploads = draws.binomial(Math.min(available, selected), 1 - dropout);
         isSummed = uploads >= clients && draws.uniform() >= INTERRUPTIONS;
-        let left = total;
+        let left = total - allAway;
         total -= uploads;
         for (let kind = 0; uploads > 0; kind += 1) {
-          left -= eligible[kind];
-          const taken = draws.hypergeometric(eligible[kind], left, uploads);
+          const here = eligible[kind] - away[kind];
+          left -= here;
+          const taken = draws.hypergeometric(here, left, uploads);
           uploads -= taken;
           eligible[kind] -= taken;
           // The last kind has no other participation to come.
@@ -147,7 +166,11 @@
   async function choose(given, numRounds, seed = 0) {
     const fleet = { ...given, selected: selectedOf(given.clients, given.dropout) };
     const { population, clients, timerHours, roundMinutes } = fleet;
-    const survive = (most, separation) => survives(fleet, numRounds, { separation, most }, seed);
+    // Devices come and go independently; they may also stay away for some rounds after timers.
+    const laws = [{ ...fleet, absentRounds: 0 }];
+    if (fleet.absentRounds > 0) laws.unshift({ ...fleet, returning: 1 });
+    const survive = (most, separation) =>
+      laws.every((law) => survives(law, numRounds, { separation, most }, seed));
     const noiseOf = (schema) => bandedNoise(numRounds, schema);
     let high = Math.min(numRounds, Math.floor(population / clients));
     if (timerHours !== null) high = separationOfHours(numRounds, timerHours, roundMinutes);
