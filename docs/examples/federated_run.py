@@ -2,7 +2,8 @@
 
     python federated_run.py run
 
-The same command begins the run, goes on with it, and writes its statement at the end.
+The same command begins the run, goes on with it, and writes its statement at the end, beside the
+files from which ``mf-report --statement=`` makes one that others can verify.
 """
 
 import pathlib
@@ -75,10 +76,14 @@ def main(folder: pathlib.Path) -> None:
     for done in rounds(run, store, progress, processes.StopRequest()):
         progress = Progress(done.state, done.index + 1, done.ledger)
         print(f"round {progress.num_rounds}, {len(done.ledger.cohorts[-1])} updates", flush=True)
+    counts = [len(cohort) for cohort in progress.ledger.cohorts]
+    # With the ledger, these are the files that mf-report needs for a statement.
+    mechanism.save(folder / "mechanism")
+    (folder / "counts.csv").write_text("".join(f"{count}\n" for count in counts))
     statement = aggregator.statement(
         folder / "ledger.npz",
         state=progress.state,
-        round_counts=[len(cohort) for cohort in progress.ledger.cohorts],
+        round_counts=counts,
         population=len(NAMES),
         public_data="none",
         enforcement="The loop leaves out clients until their timers end.",
