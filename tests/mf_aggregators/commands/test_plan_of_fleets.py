@@ -67,7 +67,7 @@ def test_hours_are_planned_with_what_breaks_them() -> None:
         (("--dropout=0.1", "--sampling=poisson"), "leave out --sampling"),
         (("--timer_hours=24",), "go together"),
         (("--dropout=1.5",), "dropout"),
-        (("--dropout=0.99999999",), "selects at most"),
+        (("--dropout=0.99999999",), "select at most"),
         (("--dropout=0.5", "--over_selection=1.0"), "an over-selection of 4"),
     ],
 )
