@@ -342,7 +342,7 @@ class Trials:
         if path.exists():
             for line in path.read_text(encoding="utf-8").splitlines():
                 try:
-                    trial = inputs.parsed_json(line)
+                    trial = inputs.part(inputs.parsed_json(line), dict)
                     self._found[tuple(trial["key"])] = float(trial["accuracy"])
                 except (KeyError, TypeError, ValueError):
                     raise ValueError(

@@ -6,7 +6,7 @@ it is first used, and ``figures`` imports matplotlib.
 """
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mf_aggregators import (
     accounting,
@@ -58,7 +58,7 @@ __all__ = [
 _IMPORTED_WHEN_USED = ("audit", "commands", "figures", "planning", "privacy")
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     # TensorFlow Federated takes seconds to import, and the mathematics runs
     # where it cannot be installed at all.
     if name == "mf_dp_aggregator":

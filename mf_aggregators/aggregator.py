@@ -655,7 +655,7 @@ class Aggregator:
         try:
             places.check_private(path, "the state")
             arrays = checkpoints.archived_arrays(path)
-            described = inputs.parsed_json(str(arrays["described"]))
+            described = inputs.part(inputs.parsed_json(str(arrays["described"])), dict)
             if described["state_format"] != _STATE_FORMAT:
                 raise ValueError(
                     f"its format is {described['state_format']}, and this version of "

@@ -13,7 +13,7 @@ import pathlib
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import IO, Any, TypeVar
+from typing import IO, TypeVar
 
 from mf_aggregators import inputs
 
@@ -106,19 +106,19 @@ def find_cache(name: str = "") -> pathlib.Path | None:
         return None
 
 
-def digest(contents: Mapping[str, Any]) -> str:
+def digest(contents: Mapping[str, object]) -> str:
     """Returns the SHA-256 of a JSON-able mapping, in hexadecimal."""
     return hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()
 
 
 def fetch(
     entry: pathlib.Path | None,
-    description: Mapping[str, Any],
+    description: Mapping[str, object],
     compute: Callable[[], _Value],
     *,
     field: str,
-    to_json: Callable[[_Value], Any],
-    from_json: Callable[[Any], _Value],
+    to_json: Callable[[_Value], object],
+    from_json: Callable[[object], _Value],
 ) -> _Value:
     """Returns a cached value, or computes and caches it.
 
@@ -142,7 +142,7 @@ def fetch(
     # Unlike Path.exists, this does not raise where the cache may not be read.
     if os.path.exists(entry):
         try:
-            contents = inputs.parsed_json(entry.read_text(encoding="utf-8"))
+            contents = inputs.part(inputs.parsed_json(entry.read_text(encoding="utf-8")), dict)
             stated = contents.pop("sha256")
             if contents["description"] != description or stated != digest(contents):
                 raise ValueError("its checksum or its description differs")

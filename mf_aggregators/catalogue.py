@@ -9,9 +9,10 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from mf_aggregators import factorizations
+from mf_aggregators import factorizations, inputs
+from mf_aggregators.factorizations.searches import RoundWeights
 from mf_aggregators.kernel.numbers import Error
 from mf_aggregators.participation import Participation, SamplingScheme
 from mf_aggregators.workloads import Workload
@@ -142,7 +143,7 @@ class Variant:
     """
 
     kind: str
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    options: Mapping[str, object] = dataclasses.field(default_factory=dict)
     depends_on_schema: bool = True
     base: "Variant | None" = None
     amplified_bands: int | None = None
@@ -171,8 +172,9 @@ class Variant:
         return self.name if self.sampling is None else f"{self.name}, {self.sampling.words.label}"
 
 
+# The options of mechanisms differ, so ``make`` takes any: ``build`` gives those of its signature.
 @dataclasses.dataclass(frozen=True)
-class _Entry:
+class _Entry:  # type: ignore[misc]
     """The entry of a mechanism: how it is made, loaded, planned, audited and run.
 
     Attributes:
@@ -196,11 +198,11 @@ class _Entry:
     name: str
     summary: str
     factorization: type[factorizations.Factorization]
-    make: Callable[..., factorizations.Factorization]
+    make: Callable[..., factorizations.Factorization]  # type: ignore[misc]
     tried: Callable[[Clients], Iterable[Variant]]
     workloads: Literal["any", "prefix_sum", "none"] = "any"
     required: tuple[str, ...] = ()
-    for_runs: Callable[[int, int], Mapping[str, Any]] | None = lambda num_rounds, most_bands: {}
+    for_runs: Callable[[int, int], Mapping[str, object]] | None = lambda num_rounds, most_bands: {}
     has_schema_in_runs: bool = True
     has_known_bands: bool = False
 
@@ -214,7 +216,7 @@ class _Entry:
         self,
         workload: Workload,
         participation: Participation | None = None,
-        options: Mapping[str, Any] = MappingProxyType({}),
+        options: Mapping[str, object] = MappingProxyType({}),
         *,
         show_progress: bool = False,
     ) -> factorizations.Factorization:
@@ -248,8 +250,8 @@ class _Entry:
         return self.make(**given, **options)
 
     def options_of_run(
-        self, given: Mapping[str, Any], num_rounds: int, most_bands: int
-    ) -> dict[str, Any]:
+        self, given: Mapping[str, object], num_rounds: int, most_bands: int
+    ) -> dict[str, object]:
         """Returns the options of a run or an audit: given ones, and defaults for the others.
 
         Args:
@@ -274,7 +276,7 @@ class _Entry:
             return Workload("prefix_sum", workload.num_rounds)
         return workload if self.workloads == "any" else None
 
-    def num_bands(self, options: Mapping[str, Any]) -> int | None:
+    def num_bands(self, options: Mapping[str, object]) -> int | None:
         """Returns the number of bands of C before it is made, for amplification by sampling.
 
         Args:
@@ -286,7 +288,8 @@ class _Entry:
         """
         if not self.has_known_bands:
             return None
-        return options.get("num_bands") if self.options else 1
+        given = options.get("num_bands") if self.options else 1
+        return None if given is None else inputs.part(given, int)
 
 
 def _banded(
@@ -295,7 +298,7 @@ def _banded(
     show_progress: bool,
     num_bands: int | None = None,
     equal_column_norms: bool = True,
-    error: Any = "mean",
+    error: RoundWeights = "mean",
     relative_gap: float | None = None,
 ) -> factorizations.BandedFactorization:
     separation = getattr(participation, "separation", None)
@@ -352,7 +355,7 @@ def _independent(clients: Clients) -> list[Variant]:
 
 
 def _for_timers(
-    kind: str, *options: Mapping[str, Any], is_search: bool = True
+    kind: str, *options: Mapping[str, object], is_search: bool = True
 ) -> Callable[[Clients], list[Variant]]:
     """Returns a function that proposes, for timers, a mechanism with each of some options."""
     variants = [Variant(kind, each, is_search=is_search) for each in options]

@@ -17,7 +17,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
@@ -35,6 +35,7 @@ _CONTROL_GROUP = pathlib.Path("/sys/fs/cgroup")
 _KILOBYTE = 1024
 # Numbers outside of these bounds are printed with an exponent.
 _LEAST_IN_FULL, _MOST_IN_FULL = decimal.Decimal("1e-6"), decimal.Decimal("1e16")
+_Part = TypeVar("_Part")
 # Smaller amounts of memory are not checked.
 _ALWAYS_THERE = 1 << 26
 
@@ -58,7 +59,7 @@ def in_full(value: float, factor: int = 1) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def check_types(frozen: Any, *names: str) -> None:
+def check_types(frozen: numbers.Dataclass, *names: str) -> None:
     """Raises ValueError unless attributes of a dataclass have their declared types.
 
     For float, any number except NaN is accepted, but no bool. A type that is declared as a string
@@ -78,7 +79,7 @@ def check_types(frozen: Any, *names: str) -> None:
                 )
 
 
-def _is_of(value: Any, kind: Any) -> bool:
+def _is_of(value: object, kind: object) -> bool:
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if isinstance(kind, str):
         return True
@@ -90,7 +91,8 @@ def _is_of(value: Any, kind: Any) -> bool:
     if kind in (int, float):
         numbers = (int, np.integer) if kind is int else (int, float, np.integer, np.floating)
         return isinstance(value, numbers) and not isinstance(value, bool) and value == value
-    return isinstance(value, origin or kind)
+    declared = origin or kind
+    return isinstance(declared, type) and isinstance(value, declared)
 
 
 def check_words(text: str | None, name: str) -> None:
@@ -107,7 +109,7 @@ def check_words(text: str | None, name: str) -> None:
         raise ValueError(f"{name} must be a text of one line, found {numbers.shown(text)}.")
 
 
-def square_matrix(matrix: Any, name: str) -> FloatArray:
+def square_matrix(matrix: object, name: str) -> FloatArray:
     """Returns ``matrix`` as a finite, square (n, n) float64 array with n >= 1.
 
     Args:
@@ -129,7 +131,7 @@ def square_matrix(matrix: Any, name: str) -> FloatArray:
     return array
 
 
-def lower_triangular(matrix: Any, name: str) -> FloatArray:
+def lower_triangular(matrix: object, name: str) -> FloatArray:
     """Returns ``matrix`` as an (n, n) float64 array, lower triangular and invertible.
 
     Args:
@@ -155,10 +157,10 @@ def lower_triangular(matrix: Any, name: str) -> FloatArray:
 
 def parsed_json(
     text: str | bytes,
-    object_pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None,
+    object_pairs_hook: Callable[[list[tuple[str, object]]], object] | None = None,
     *,
     is_strict: bool = False,
-) -> Any:
+) -> object:
     """Returns the value of a JSON text, as ``json.loads`` does.
 
     Args:
@@ -180,12 +182,31 @@ def parsed_json(
     return found
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) < len(pairs):
         twice = [key for key, _ in pairs if sum(key == each for each, _ in pairs) > 1]
         raise ValueError(f"the key {twice[0]!r} occurs twice")
     return found
+
+
+def part(document: object, kind: type[_Part], *names: str) -> _Part:
+    """Returns a value within a JSON document, after a check of its type.
+
+    Args:
+      document: The document.
+      kind: The type of the value.
+      *names: The names of the objects that hold the value, and its own; none for the document.
+
+    Raises:
+      KeyError: If a name is missing.
+      TypeError: If the value has another type, or a name is not one of an object.
+    """
+    for name in names:
+        document = part(document, dict)[name]
+    if not isinstance(document, kind):
+        raise TypeError(f"a {kind.__name__} was expected, found {numbers.shown(document)}")
+    return document
 
 
 class FixedSeedWarning(UserWarning):

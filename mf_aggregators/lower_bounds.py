@@ -62,7 +62,6 @@ diag(V) is the V of independent signs, so that tr(X V) of what is computed is at
 
 import dataclasses
 import functools
-from typing import Any
 
 import numpy as np
 import scipy.linalg
@@ -125,7 +124,7 @@ class LowerBound:
 
 
 def compute(
-    workload: Any, participation: Participation, *, maximum: bool = True
+    workload: object, participation: Participation, *, maximum: bool = True
 ) -> LowerBound | None:
     """Computes the best lower bound on the error of any factorization that several duals give.
 

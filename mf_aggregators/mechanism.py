@@ -12,12 +12,11 @@ import itertools
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 from dp_accounting import dp_event
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-from mf_aggregators import accounting, checkpoints
+from mf_aggregators import accounting, checkpoints, inputs
 from mf_aggregators import participation as participations
 from mf_aggregators.checkpoints import CheckpointError
 from mf_aggregators.factorizations import ExtensionError, Factorization
@@ -123,7 +122,7 @@ class Mechanism:
         rows, schema = self.factorization.noise_recursion(), self.noise_reference.as_schema()
         object.__setattr__(self, "_released", Claim(rows, schema, sigma, _ANY_DELTA))
 
-    def __init_subclass__(cls, **options: Any) -> None:
+    def __init_subclass__(cls, **options: object) -> None:
         raise TypeError("Mechanism has no subclasses: its guarantee would be stated for them.")
 
     @classmethod
@@ -188,16 +187,17 @@ class Mechanism:
         Args:
           delta: Above 0 and below 1.
         """
-        return dataclasses.replace(self._released, delta=delta, **self._drawn)
+        return dataclasses.replace(self._drawn, delta=delta)
 
     @property
-    def _drawn(self) -> dict[str, Any]:
-        """The fields of a claim that say how clients are drawn; empty for a schema."""
+    def _drawn(self) -> Claim:
+        """The claim from which noise is released, with the draws of clients if they are drawn."""
         if self.sampling is None:
-            return {}
-        return {"taking_part": self.sampling.as_draws(), "basis": None}
+            return self._released
+        draws = self.sampling.as_draws()
+        return dataclasses.replace(self._released, taking_part=draws, basis=None)
 
-    def release(self, norm: float, sums: IntegerSums, **options: Any) -> Release:
+    def release(self, norm: float, sums: IntegerSums, **options: object) -> Release:
         """Returns the kernel's object that releases sums with this mechanism's noise.
 
         Args:
@@ -205,7 +205,8 @@ class Mechanism:
           sums: The integer grid to which vectors are rounded.
           **options: Further arguments of ``kernel.release.Release``.
         """
-        return Release(self.proved_horizons, norm, sums, **options)
+        # The class checks its arguments.
+        return Release(self.proved_horizons, norm, sums, **options)  # type: ignore[arg-type]
 
     @property
     def proved_horizons(self) -> tuple[Guarantee, ...]:
@@ -256,7 +257,7 @@ class Mechanism:
           (2.25, 0.125)
         """
         # Not ``self.claim``: the proof has to be of the rows and sigma of the release.
-        whole = dataclasses.replace(self._released, delta=delta, **self._drawn)
+        whole = dataclasses.replace(self._drawn, delta=delta)
         proved = check(whole)
         if proved.run is None or proved.run.columns is None:
             return proved
@@ -585,7 +586,7 @@ class Mechanism:
         )
         return found.compose(with_infinite)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Returns all fields but the matrix as a JSON-able mapping, for :meth:`from_dict`.
 
         Example:
@@ -613,7 +614,9 @@ class Mechanism:
         }
 
     @classmethod
-    def from_dict(cls, description: Mapping[str, Any], factorization: Factorization) -> "Mechanism":
+    def from_dict(
+        cls, description: Mapping[str, object], factorization: Factorization
+    ) -> "Mechanism":
         """Returns the mechanism that :meth:`to_dict` described.
 
         Args:
@@ -627,10 +630,11 @@ class Mechanism:
         """
         mechanism: Mechanism | None = None
         try:
-            horizons, sigma = description["horizons"], description.get("sigma")
-            sigma = None if sigma is None else numbers.non_negative_number(sigma, "sigma")
-            for horizon in horizons:
-                described = horizon["participation"]
+            horizons, stated = inputs.part(description["horizons"], list), description.get("sigma")
+            sigma = None if stated is None else numbers.non_negative_number(stated, "sigma")
+            for each in horizons:
+                horizon = inputs.part(each, dict)
+                described = inputs.part(horizon, dict, "participation")
                 is_schema = "schema" in described
                 read = Participation.from_dict if is_schema else SamplingScheme.from_dict
                 taking_part = read(described)
@@ -655,7 +659,7 @@ class Mechanism:
         self,
         directory: str | os.PathLike[str],
         *,
-        workload: Mapping[str, Any] | None = None,
+        workload: Mapping[str, object] | None = None,
         overwrite: bool = True,
     ) -> None:
         """Saves the mechanism: a checkpoint of its factorization, and ``mechanism.json`` in it.
@@ -814,7 +818,7 @@ class _Spent:
 
 
 def spent(
-    mechanism: Mechanism, ledger: GivenLedger | RoundTimes, delta: float, **options: Any
+    mechanism: Mechanism, ledger: GivenLedger | RoundTimes, delta: float, **options: object
 ) -> _Spent:
     """Returns the planned epsilon of a run, and the epsilon of the rounds in its ledger.
 
@@ -839,7 +843,8 @@ def spent(
       >>> print(mfa.spent(mechanism, [["ada", "bo"]], 1e-6, round_counts=[2]).planned.epsilon > 1.0)
       True
     """
-    found = mechanism.observed(ledger, **options)
+    # The method checks its arguments.
+    found = mechanism.observed(ledger, **options)  # type: ignore[arg-type]
     is_drawn = mechanism.sampling is not None and found.keeps_participation is True
     rounds, gap = found.participation.num_rounds, None if is_drawn else found.gap
     return _Spent(mechanism.guarantee(delta), found.guarantee(delta), rounds, gap)
@@ -879,7 +884,8 @@ def load(directory: str | os.PathLike[str]) -> Mechanism:
     factorization, described, path = checkpoints.load_with_mechanism(directory)
     try:
         found = Mechanism.from_dict(described, factorization)
-        for each, horizon in zip(found.horizons, described["horizons"], strict=True):
+        horizons = inputs.part(described, list, "horizons")
+        for each, horizon in zip(found.horizons, horizons, strict=True):
             if "epsilon" in horizon and (each.sampling is None or each.sampling.has_groups):
                 proved, stated = each.guarantee(horizon["delta"]), horizon["epsilon"]
                 if described["sigma"] is not None and stated is not None:

@@ -4,7 +4,7 @@ import contextlib
 import re
 import sys
 import time
-from typing import IO, Any
+from typing import IO
 
 import tqdm
 
@@ -22,14 +22,15 @@ class ProgressBar(tqdm.tqdm):  # type: ignore[misc, unused-ignore]
     closed, nothing is printed.
     """
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, *args: object, file: IO[str] | None = None, **options: object) -> None:
         """Begins.
 
         Args:
           *args: Those of ``tqdm.tqdm``.
-          **options: Those of ``tqdm.tqdm``; without ``file``, it is standard error.
+          file: The file to print to; None for standard error.
+          **options: Those of ``tqdm.tqdm``.
         """
-        stream = options.pop("file", None) or sys.stderr
+        stream: IO[str] | None = file or sys.stderr
         prints_lines = not _is_terminal(stream)
         if stream is None:
             options["disable"] = True

@@ -80,7 +80,8 @@ def load_seed(path: str | os.PathLike[str]) -> int:
       ValueError: If the file is missing, or has no seed.
     """
     try:
-        seed = int(inputs.parsed_json(pathlib.Path(path).read_text(encoding="utf-8"))["seed"], 16)
+        found = inputs.parsed_json(pathlib.Path(path).read_text(encoding="utf-8"))
+        seed = int(inputs.part(found, str, "seed"), 16)
     except OSError as error:
         raise _SeedError(f"{path} cannot be read: {error.strerror}.") from error
     except (ValueError, KeyError, TypeError) as error:

@@ -4,7 +4,6 @@ The theorems and the arithmetic are those of :mod:`mf_aggregators.kernel.sensiti
 """
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -21,7 +20,7 @@ __all__ = ["Sensitivity", "compute"]
 _ROUNDING_OF_TREE = 1e-11
 
 
-def compute(strategy_matrix: Any, participation: Participation) -> Sensitivity:
+def compute(strategy_matrix: object, participation: Participation) -> Sensitivity:
     """Computes the sensitivity of a strategy matrix under a participation schema.
 
     Use it when C is an array and not a factorization.

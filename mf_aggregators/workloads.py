@@ -6,8 +6,8 @@ is the model after round i (up to sign and learning rate).
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence, Sized
+from typing import TypeAlias
 
 import numpy as np
 import scipy.linalg
@@ -253,7 +253,7 @@ class Workload:
         rates = np.ones(self.num_rounds) if self.learning_rates is None else self.learning_rates
         return 0.0 if self.name == "prefix_sum" else self.momentum, np.asarray(rates)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Returns the workload as a JSON object: its name and parameters.
 
         Example:
@@ -267,7 +267,7 @@ class Workload:
         return {"name": self.name, "momentum": self.momentum, "learning_rates": rates}
 
     @classmethod
-    def described(cls, description: Mapping[str, Any], num_rounds: int) -> "Workload":
+    def described(cls, description: Mapping[str, object], num_rounds: int) -> "Workload":
         """Returns the workload for a description in a checkpoint or from a command's flags.
 
         Args:
@@ -282,7 +282,7 @@ class Workload:
           ValueError: If the description names no workload, or has unknown parameters.
         """
         parameters = dict(description)
-        name = parameters.pop("name", None)
+        name, rates = parameters.pop("name", None), parameters.get("learning_rates")
         unknown = parameters.keys() - {"momentum", "learning_rates"}
         if unknown:
             raise ValueError(
@@ -290,9 +290,12 @@ class Workload:
                 f"another one ({' or '.join(f'--workload={each}' for each in _NAMES)})."
             )
         try:
-            if parameters.get("learning_rates") is not None:
-                parameters["learning_rates"] = tuple(map(float, parameters["learning_rates"]))
-            return cls(name, num_rounds, **parameters)
+            if rates is not None:
+                if not isinstance(rates, Iterable):
+                    raise TypeError("its learning rates are no list")
+                parameters["learning_rates"] = tuple(map(float, rates))
+            # The constructor checks its arguments.
+            return cls(name, num_rounds, **parameters)  # type: ignore[arg-type]
         except TypeError as error:
             raise ValueError(f"workload {name}: {error}.") from None
 
@@ -305,7 +308,7 @@ class Workload:
         """
         return _fingerprint(self)
 
-    def has_fingerprint(self, known: Any) -> bool:
+    def has_fingerprint(self, known: object) -> bool:
         """Returns whether a fingerprint is that of the workload, by this or an earlier version.
 
         Args:
@@ -403,7 +406,7 @@ class _MatrixWorkload:
 AnyWorkload: TypeAlias = Workload | _MatrixWorkload
 
 
-def checked(workload: Any) -> AnyWorkload:
+def checked(workload: object) -> AnyWorkload:
     """Checks an argument, and returns the workload that it means.
 
     Args:
@@ -427,6 +430,8 @@ def checked(workload: Any) -> AnyWorkload:
     if isinstance(workload, (int, np.integer)):
         return Workload("prefix_sum", numbers.positive_integer(workload, "num_rounds"))
     try:
+        if not isinstance(workload, Sized):
+            raise TypeError
         num_rounds = len(workload)
     except TypeError:
         raise ValueError(
@@ -462,7 +467,7 @@ def _digest(entries: FloatArray) -> str:
     return hashlib.sha256(scaled.tobytes()).hexdigest()[:16]
 
 
-def _checked_rates(learning_rates: Any, num_rounds: int) -> FloatArray:
+def _checked_rates(learning_rates: object, num_rounds: int) -> FloatArray:
     rates = numbers.real_array(learning_rates, "learning_rates")
     if rates.shape != (num_rounds,):
         raise ValueError(

@@ -130,7 +130,7 @@ def load(name: str, directory: pathlib.Path) -> Result | None:
 def _read(path: pathlib.Path) -> tuple[Result, str]:
     """Reads a result's JSON file; returns the result and the SHA-256 of its figure."""
     try:
-        contents = inputs.parsed_json(path.read_text(encoding="utf-8"))
+        contents = inputs.part(inputs.parsed_json(path.read_text(encoding="utf-8")), dict)
         stated = contents.pop("sha256")
         if stated != _digest(contents):
             raise DamagedResultError(f"{path} was altered.")

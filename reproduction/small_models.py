@@ -342,7 +342,7 @@ def _result(
     path = directory / "result.json"
     asked = {"learning_rate": rate, "noise": configuration.mechanism.noise_multiplier}
     if path.is_file():
-        found: Mapping[str, Any] = inputs.parsed_json(path.read_text(encoding="utf-8"))
+        found = inputs.part(inputs.parsed_json(path.read_text(encoding="utf-8")), dict)
         if found["asked"] == asked:
             return found
     result = {**_train(task, configuration, rate, repetition, clients()), "asked": asked}

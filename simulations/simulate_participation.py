@@ -389,7 +389,7 @@ def _planned(
         multiplier = saved.noise_multiplier if multiplier is None else multiplier
     elif values.checkpoint is not None:
         factorization, description = checkpoints.load_with_description(values.checkpoint)
-        schema = Participation.from_dict(description["errors"]["participation"])
+        schema = Participation.from_dict(inputs.part(description, dict, "errors", "participation"))
     by_rounds = values.timer == "rounds"
     if values.separation is not None:
         schema = MinSeparation(values.separation, values.max_participations)

@@ -19,7 +19,7 @@ import pathlib
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from mf_aggregators import atomic_files
+from mf_aggregators import atomic_files, inputs
 from mf_aggregators.progress_bars import ProgressBar
 from stackoverflow_nwp import docstrings, federated_text, shakespeare
 from stackoverflow_nwp.federated_text import Contents
@@ -201,7 +201,7 @@ def load_word_counts(
         field="word_counts",
         # Counts are stored as pairs, because the order of words matters.
         to_json=lambda word_counts: [[*pair] for pair in word_counts.items()],
-        from_json=dict,
+        from_json=lambda pairs: dict(inputs.part(pairs, list)),
     )
 
 

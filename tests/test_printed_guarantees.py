@@ -122,8 +122,8 @@ def test_privacy_statements_of_timers(multiplier: float) -> None:
         LeastProtected("a", (0, 1, 4), observed.guarantee(planned)),
         {"clients_per_round": 20, "population": 70, "planned": statements.described(larger)},
     )
-    document = statement.to_dict()
-    part = guarantees.part_of_client(statement.stated)
+    document: dict[str, Any] = statement.to_dict()
+    part: dict[str, Any] = {**guarantees.part_of_client(statement.stated)}
     assert part["epsilon"] > statement.stated.epsilon
     follows = [planned, statement.observed_guarantee]
     _check(
@@ -161,9 +161,9 @@ def test_privacy_statements_of_sampling(multiplier: float) -> None:
     )
     planned = small_mechanisms.sampled(factorizations.identity(10), scheme, multiplier, 1e-5)
     document = Statement(small_mechanisms.facts(enforcement="The server draws."), planned).to_dict()
-    part, stated = guarantees.part_of_client(planned), document["part_of_client"]
-    assert part["amplified_epsilon"] is not None
-    assert part["amplified_delta"] is not None
+    part: dict[str, Any] = {**guarantees.part_of_client(planned)}
+    stated: Any = document["part_of_client"]
+    assert None not in (part["amplified_epsilon"], part["amplified_delta"])
     shown = [stated[name] for name in ("amplified_epsilon", "amplified_delta")]
     for text, value in zip(
         shown, (part["amplified_epsilon"], part["amplified_delta"]), strict=True

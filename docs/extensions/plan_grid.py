@@ -77,8 +77,7 @@ def grid() -> dict[str, Any]:
 def read() -> dict[str, Any]:
     """Reads the table of ratios that the site has."""
     text = FILE.read_text(encoding="utf-8")
-    found: dict[str, Any] = inputs.parsed_json(text.removeprefix(_BEFORE).removesuffix(_AFTER))
-    return found
+    return inputs.part(inputs.parsed_json(text.removeprefix(_BEFORE).removesuffix(_AFTER)), dict)
 
 
 def main() -> None:

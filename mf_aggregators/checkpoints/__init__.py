@@ -18,15 +18,16 @@ import os
 import pathlib
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import IO
 
 import numpy as np
 
-from mf_aggregators import atomic_files, catalogue, version, workloads
+from mf_aggregators import atomic_files, catalogue, inputs, version, workloads
 from mf_aggregators.checkpoints import published_matrices
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.kernel.numbers import Error, rounded_up
+from mf_aggregators.kernel import numbers
+from mf_aggregators.kernel.numbers import Error, RealArray, rounded_up
 from mf_aggregators.participation import Participation, SingleParticipation
 
 # The number of the format that is written, which is the newest that can be read.
@@ -83,12 +84,12 @@ def _reading(path: pathlib.Path, more: str = "") -> Iterator[None]:
         raise CheckpointError(f"{path} is broken: {reason}.") from error
 
 
-def _parsed(text: str) -> Any:
-    """The value of a JSON text; in :func:`_reading`, for one that is nested too deeply."""
-    return json.loads(text)  # noqa: TID251
+def _parsed(text: str) -> dict[str, object]:
+    """The object of a JSON text; in :func:`_reading`, for one that is nested too deeply."""
+    return inputs.part(json.loads(text), dict)  # noqa: TID251
 
 
-def archived_arrays(file: Any) -> dict[str, Any]:
+def archived_arrays(file: str | os.PathLike[str] | IO[bytes]) -> dict[str, RealArray]:
     """Returns the arrays of an ``.npz`` file by name, in the order in which they were written.
 
     Args:
@@ -113,10 +114,10 @@ def save(
     factorization: Factorization,
     directory: str | os.PathLike[str],
     *,
-    workload: Mapping[str, Any] | None = None,
+    workload: Mapping[str, object] | None = None,
     participation: Participation | None = None,
     overwrite: bool = True,
-    mechanism: Mapping[str, Any] | None = None,
+    mechanism: Mapping[str, object] | None = None,
 ) -> None:
     """Writes the checkpoint of a factorization.
 
@@ -245,7 +246,7 @@ def load(directory: str | os.PathLike[str]) -> Factorization:
 
 def load_with_description(
     directory: str | os.PathLike[str],
-) -> tuple[Factorization, dict[str, Any]]:
+) -> tuple[Factorization, dict[str, object]]:
     """Reads a checkpoint together with the contents of its ``factorization.json``.
 
     Args:
@@ -269,7 +270,7 @@ def load_with_description(
     more = " A checkpoint is a directory made by mf-factorize or mf_aggregators.checkpoints.save."
     with _reading(description_path, more):
         description = _parsed(description_path.read_text(encoding="utf-8"))
-        _check_version(description_path, description["format_version"])
+        _check_version(description_path, inputs.part(description["format_version"], int))
         stated_hash = description["arrays_sha256"]
     with _reading(arrays_path):
         contents = arrays_path.read_bytes()
@@ -281,26 +282,27 @@ def load_with_description(
         archived = archived_arrays(io.BytesIO(contents))
         arrays = {name: np.asarray(array, np.float64) for name, array in archived.items()}
     with _reading(description_path):
-        if not isinstance(description["parameters"], dict):
+        parameters, errors = description["parameters"], inputs.part(description, dict, "errors")
+        if not isinstance(parameters, dict):
             raise ValueError("its parameters are not a JSON object")
-        if not isinstance(description["errors"]["workload"], dict):
+        if not isinstance(errors["workload"], dict):
             raise ValueError("its workload is not a JSON object")
         stated = description["optimised_for"]
-        name = description["mechanism"]
+        name = inputs.part(description, str, "mechanism")
         if name not in catalogue.ENTRIES:
             # Earlier versions let other packages name mechanisms; the parameters name their
             # structure.
-            name = str(description["parameters"].get("structure", name))
+            name = str(parameters.get("structure", name))
         entry = catalogue.ENTRIES.get(name) or catalogue.entry(name)
         factorization = entry.factorization.from_arrays(
-            description["num_rounds"],
+            inputs.part(description, int, "num_rounds"),
             arrays,
-            participation=None if stated is None else Participation.from_dict(stated),
+            participation=None if stated is None else _schema_from(stated),
             optimality_gap=description["optimality_gap"],
-            parameters=description["parameters"],
+            parameters=parameters,
         )
-        schema = Participation.from_dict(description["errors"]["participation"])
-        stated_sensitivity = float(description["errors"]["sensitivity"])
+        schema = _schema_from(errors["participation"])
+        stated_sensitivity = float(errors["sensitivity"])
         is_older = _is_older(description)
     _check_sensitivity(description_path, stated_sensitivity, factorization, schema, is_older)
     # The hash is checked last, because an error of a field says more. Checkpoints of the first
@@ -315,7 +317,7 @@ def load_with_description(
 
 def load_with_mechanism(
     directory: str | os.PathLike[str],
-) -> tuple[Factorization, dict[str, Any], pathlib.Path]:
+) -> tuple[Factorization, dict[str, object], pathlib.Path]:
     """Reads a checkpoint together with the description of its ``Mechanism``.
 
     Args:
@@ -346,27 +348,30 @@ def load_with_mechanism(
             _check_statement(path, contents, factorization)
             _check_configuration(path.with_name(CONFIG_FILE), contents, description)
         else:
-            stated = (description.get("beside_sha256") or {}).get(MECHANISM_FILE)
+            beside = inputs.part(description.get("beside_sha256") or {}, dict)
+            stated = beside.get(MECHANISM_FILE)
             if hashlib.sha256(text.encode("utf-8")).hexdigest() != stated:
                 raise ValueError("it was altered, or belongs to another checkpoint")
-            _check_version(path, contents["format_version"])
-            described = {"horizons": contents["horizons"], "sigma": contents.get("sigma")}
-            if described["sigma"] is None:
+            _check_version(path, inputs.part(contents["format_version"], int))
+            horizons, sigma = inputs.part(contents["horizons"], list), contents.get("sigma")
+            if sigma is None:
                 # Files of 2.0.0 have none: it is what that version drew, by its own sensitivity.
-                multiplier = float(described["horizons"][-1]["noise_multiplier"])
-                described["sigma"] = multiplier * float(description["errors"]["sensitivity"])
+                errors = inputs.part(description["errors"], dict)
+                sigma = float(horizons[-1]["noise_multiplier"]) * float(errors["sensitivity"])
+            described = {"horizons": horizons, "sigma": sigma}
     return factorization, described, path
 
 
-def _described_by_statement(contents: Mapping[str, Any]) -> dict[str, Any]:
+def _described_by_statement(contents: Mapping[str, object]) -> dict[str, object]:
     """The planned mechanism in a run's statement, as a description for ``Mechanism.from_dict``.
 
     The statement may be of an earlier version. Each horizon also gets its stated epsilon and delta.
     """
-    plans = [*contents.get("earlier_plans", ()), contents["planned"]]
+    plans = [*inputs.part(contents.get("earlier_plans", []), list), contents["planned"]]
     if "noise" in contents:
         # Noise multipliers in the plans of statements are rounded, so these are used instead.
-        sigma, multipliers = None, [float(each) for each in contents["noise"]["noise_multipliers"]]
+        noise, sigma = inputs.part(contents["noise"], dict), None
+        multipliers = [float(each) for each in noise["noise_multipliers"]]
     else:
         # What 2.0.0 drew follows from the sensitivity that it states.
         multipliers = [plan["noise_multiplier"] for plan in plans]
@@ -386,14 +391,14 @@ def _described_by_statement(contents: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _schema_of(plan: Mapping[str, Any]) -> Any:
+def _schema_of(plan: Mapping[str, object]) -> object:
     """The schema of a plan in a statement of this or an earlier version."""
     return plan["schema"] if "schema" in plan else plan["participation"]
 
 
 def plan_of_run(
-    contents: Mapping[str, Any], config: Mapping[str, Any], description: Mapping[str, Any]
-) -> tuple[dict[str, Any], list[tuple[str, Any, Any]]]:
+    contents: Mapping[str, object], config: Mapping[str, object], description: Mapping[str, object]
+) -> tuple[dict[str, object], list[tuple[str, object, object]]]:
     """Returns the plan in a run's statement, and contradictions by the run's other files.
 
     Args:
@@ -411,15 +416,16 @@ def plan_of_run(
       ValueError: If a noise multiplier is not a number.
       ZeroDivisionError: If there are no clients.
     """
-    flags, plan = config["flags"], contents["planned"]
-    earlier = contents.get("earlier_plans", ())
+    flags, plan = (inputs.part(each, dict) for each in (config["flags"], contents["planned"]))
+    earlier, extends = contents.get("earlier_plans", []), config.get("extends", [])
     described = _described_by_statement(contents)
-    multipliers = [each["noise_multiplier"] for each in described["horizons"]]
-    pairs: dict[str, tuple[Any, Any]] = {
-        "earlier_plans": (_horizons(earlier), _horizons(config.get("extends", ())))
+    horizons = inputs.part(described, list, "horizons")
+    multipliers = [each["noise_multiplier"] for each in horizons]
+    pairs: dict[str, tuple[object, object]] = {
+        "earlier_plans": (_horizons(earlier), _horizons(extends))
     }
     if plan["sampling"] is None:
-        made_for = description["errors"]["participation"]
+        made_for = inputs.part(description["errors"], dict)["participation"]
         pairs["participation"] = _as_proved(_schema_of(plan)), _as_proved(made_for)
         # The flag is the noise multiplier before extensions; the others follow from the matrix. An
         # estimate simulates fewer clients, and scales the multiplier.
@@ -431,21 +437,27 @@ def plan_of_run(
         pairs["sampling"] = plan["sampling"], config.get("sampling")
         # The noise multiplier for a target epsilon is not a flag, but in the configuration.
         noise, added = multipliers[-1], config.get("noise_multiplier")
-    if added is None or not math.isclose(noise, added, rel_tol=_SENSITIVITY_TOLERANCE):
+    given = math.nan if added is None else numbers.number(added, "noise_multiplier")
+    if not math.isclose(noise, given, rel_tol=_SENSITIVITY_TOLERANCE):
         pairs["noise_multiplier"] = noise, added
     return described, [(name, *both) for name, both in pairs.items() if both[0] != both[1]]
 
 
-def _horizons(plans: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _horizons(plans: object) -> list[dict[str, object]]:
     return [
         {"num_rounds": each["num_rounds"], "participation": _as_proved(_schema_of(each))}
-        for each in plans
+        for each in inputs.part(plans, list)
     ]
 
 
-def _as_proved(described: Mapping[str, Any]) -> dict[str, Any]:
+def _schema_from(described: object) -> Participation:
+    """The schema of a description in a file."""
+    return Participation.from_dict(inputs.part(described, dict))
+
+
+def _as_proved(described: object) -> dict[str, object]:
     """A schema in the form that a guarantee uses, because a schema may have two descriptions."""
-    schema = Participation.from_dict(described).as_schema()
+    schema = _schema_from(described).as_schema()
     return Participation.of_schema(schema).to_dict()
 
 
@@ -471,8 +483,8 @@ def _load_published(path: pathlib.Path) -> tuple[Factorization, workloads.Worklo
 
 
 def _describe(
-    factorization: Factorization, workload: Mapping[str, Any], schema: Participation
-) -> dict[str, Any]:
+    factorization: Factorization, workload: Mapping[str, object], schema: Participation
+) -> dict[str, object]:
     described = workloads.Workload.described(workload, factorization.num_rounds)
     errors = factorization.errors(described, schema)
     return {
@@ -513,23 +525,20 @@ def _check_sensitivity(
 
 
 def _check_statement(
-    path: pathlib.Path, contents: Mapping[str, Any], factorization: Factorization
+    path: pathlib.Path, contents: Mapping[str, object], factorization: Factorization
 ) -> None:
     """Checks that a run's statement is about this matrix, and that the seed was secret."""
     is_older = "noise_seed_is_fixed" in contents
-    seed_is_fixed = (
-        contents["noise_seed_is_fixed"] if is_older else contents["facts"]["seed_is_fixed"]["value"]
-    )
+    if is_older:
+        seed_is_fixed = contents["noise_seed_is_fixed"]
+    else:
+        seed_is_fixed = inputs.part(contents["facts"], dict)["seed_is_fixed"]["value"]
     if seed_is_fixed is not False:
         raise CheckpointError(
             f"{path.parent} is a run whose noise came from a fixed seed: it has no guarantee."
         )
-    planned = contents["planned"]
-    schema = (
-        SingleParticipation()
-        if planned["sampling"]
-        else Participation.from_dict(_schema_of(planned))
-    )
+    planned = inputs.part(contents["planned"], dict)
+    schema = SingleParticipation() if planned["sampling"] else _schema_from(_schema_of(planned))
     stated, found = float(planned["sensitivity"]), factorization.sensitivity(schema).value
     # This version states the sensitivity rounded up to six digits.
     if is_older or rounded_up(found, ".6g") != planned["sensitivity"]:
@@ -537,7 +546,7 @@ def _check_statement(
 
 
 def _check_configuration(
-    path: pathlib.Path, contents: Mapping[str, Any], description: Mapping[str, Any]
+    path: pathlib.Path, contents: Mapping[str, object], description: Mapping[str, object]
 ) -> None:
     """Checks that a run's statement agrees with its configuration, if there is one."""
     if not path.exists():
@@ -545,7 +554,7 @@ def _check_configuration(
     with _reading(path):
         config = _parsed(path.read_text(encoding="utf-8"))
         _, found = plan_of_run(contents, config, description)
-        if config["flags"]["seed"] is not None:
+        if inputs.part(config["flags"], dict)["seed"] is not None:
             found.append(("noise_seed_is_fixed", False, True))
     for name, stated, asked in found:
         raise CheckpointError(
@@ -554,11 +563,11 @@ def _check_configuration(
         )
 
 
-def _versions() -> dict[str, Any]:
+def _versions() -> dict[str, object]:
     return {"format_version": _FORMAT_VERSION, "library_version": version.__version__}
 
 
-def _is_older(contents: Mapping[str, Any]) -> bool:
+def _is_older(contents: Mapping[str, object]) -> bool:
     """Returns whether a version before 3.0 wrote the contents of a file."""
     return int(str(contents.get("library_version", 0)).partition(".")[0]) < 3
 
@@ -571,7 +580,7 @@ def _check_version(path: pathlib.Path, found: int) -> None:
         )
 
 
-def _hash_of(description: Mapping[str, Any]) -> str:
+def _hash_of(description: Mapping[str, object]) -> str:
     """The SHA-256 of a description without its hash."""
     rest = {name: value for name, value in description.items() if name != "description_sha256"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()

@@ -11,24 +11,25 @@ of its class is stored as a text. Attributes that are None are left out.
 import dataclasses
 import os
 from collections.abc import Mapping
-from typing import Any, TypeAlias, get_args
+from typing import TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from mf_aggregators.kernel.certificate import Certificate
 from mf_aggregators.kernel.claim import Basis, Claim, Pattern, TakingPart
+from mf_aggregators.kernel.numbers import Dataclass
 from mf_aggregators.kernel.rows import BandedNoise, ScaledNoise, StateSpaceNoise, WindowNoise
 
 # The name of the array with the format's version, and the version.
 _VERSION_NAME, _VERSION = "claim_format", 1
-_PARTS: Mapping[str, tuple[type, ...]] = {
+_PARTS: Mapping[str, tuple[type[Dataclass], ...]] = {
     "rows": (BandedNoise, WindowNoise, StateSpaceNoise, ScaledNoise),
     "rows.inner": (BandedNoise, WindowNoise, StateSpaceNoise),
     "taking_part": get_args(TakingPart),
     "certificate": (Certificate,),
 }
-_Array: TypeAlias = npt.NDArray[Any]
+_Array: TypeAlias = npt.NDArray[np.generic]
 _DTYPES: Mapping[type, type[np.generic]] = {bool: np.bool_, int: np.int64, float: np.float64}
 
 
@@ -87,9 +88,9 @@ def _arrays(claim: Claim) -> dict[str, _Array]:
     return {name: np.array(each, _DTYPES.get(type(each))) for name, each in found.items()}
 
 
-def _flattened(prefix: str, of: Any) -> dict[str, Any]:
+def _flattened(prefix: str, of: Dataclass) -> dict[str, object]:
     """The attributes of a dataclass and of its parts, by path."""
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for name, value in _attributes(of).items():
         path = f"{prefix}{name}"
         if isinstance(value, Basis):
@@ -97,11 +98,11 @@ def _flattened(prefix: str, of: Any) -> dict[str, Any]:
         elif path not in _PARTS:
             found[path] = value
         else:
-            found |= {path: type(value).__name__, **_flattened(f"{path}.", value)}
+            found |= {path: type(value).__name__, **_flattened(f"{path}.", getattr(of, name))}
     return found
 
 
-def _attributes(of: Any) -> dict[str, Any]:
+def _attributes(of: Dataclass) -> dict[str, object]:
     """The constructor's attributes of a dataclass, without those that are None."""
     names = [each.name for each in dataclasses.fields(of) if each.init]
     return {name: value for name in names if (value := getattr(of, name)) is not None}
@@ -109,25 +110,26 @@ def _attributes(of: Any) -> dict[str, Any]:
 
 def _claim(arrays: Mapping[str, _Array]) -> Claim:
     """The claim of a file's arrays, ignoring names that a claim does not have."""
-    values: dict[str, Any] = {
+    values: dict[str, object] = {
         each.name: arrays[each.name][()]
         for each in dataclasses.fields(Claim)
         if each.name in arrays
     }
     for name in _PARTS.keys() & values.keys():
         values[name] = _part(name, arrays)
-    return Claim(**{**values, "basis": Basis[str(values["basis"])]})
+    # The constructor checks its arguments.
+    return Claim(**{**values, "basis": Basis[str(values["basis"])]})  # type: ignore[arg-type]
 
 
-def _part(path: str, arrays: Mapping[str, _Array]) -> Any:
+def _part(path: str, arrays: Mapping[str, _Array]) -> object:
     """The part of a claim at a path."""
     kind = {each.__name__: each for each in _PARTS[path]}[str(arrays[path][()])]
     return kind(**_arguments(kind, path, arrays))
 
 
-def _arguments(kind: Any, name: str, arrays: Mapping[str, _Array]) -> dict[str, Any]:
+def _arguments(kind: type[Dataclass], name: str, arrays: Mapping[str, _Array]) -> dict[str, object]:
     """The arguments of a part's constructor; attributes without an array are None."""
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for each in dataclasses.fields(kind):
         array = arrays.get(f"{name}.{each.name}")
         if array is None:

@@ -14,7 +14,6 @@ this order, each once. A file that holds anything else is refused.
 import math
 import os
 import pathlib
-from typing import Any
 
 import numpy as np
 
@@ -212,15 +211,16 @@ def _tensor(contents: bytes) -> FloatArray:
     """The tensor of a serialized TensorProto; raises an error for other bytes."""
     fields = _fields(contents)
     if dict(fields).get(_TYPE, _DT_DOUBLE) != _DT_DOUBLE:
-        raise ValueError(f"its data type has the number {dict(fields)[_TYPE]}, not {_DT_DOUBLE}")
+        raise ValueError(f"its data type has the number {dict(fields)[_TYPE]!r}, not {_DT_DOUBLE}")
     names = [name for name, _ in fields]
     if names[:2] != [_TYPE, _SHAPE] or names[2:] not in ([], [_CONTENT], [_VALUES]):
         raise ValueError(_OTHER_BYTES)
-    dimensions = _fields(fields[1][1])
+    dimensions = _fields(inputs.part(fields[1][1], bytes))
     if any(name != 2 for name, _ in dimensions):
         raise ValueError(_OTHER_BYTES)
-    shape = tuple(dict(_fields(each)).get(1, 0) for _, each in dimensions)
-    values = fields[2][1] if fields[2:] else b""
+    sizes = (dict(_fields(inputs.part(each, bytes))).get(1, 0) for _, each in dimensions)
+    shape = tuple(inputs.part(size, int) for size in sizes)
+    values = inputs.part(fields[2][1], bytes) if fields[2:] else b""
     if len(values) != 8 * math.prod(shape):
         raise ValueError(
             f"it holds {len(values)} bytes of values, and its shape {shape} needs "
@@ -229,9 +229,9 @@ def _tensor(contents: bytes) -> FloatArray:
     return np.array(np.frombuffer(values, "<f8").reshape(shape))
 
 
-def _fields(message: bytes) -> list[tuple[int, Any]]:
+def _fields(message: bytes) -> list[tuple[int, int | bytes]]:
     """The fields of a protocol buffer message: their numbers, with an int or bytes each."""
-    found, rest = list[tuple[int, Any]](), memoryview(message)
+    found, rest = list[tuple[int, int | bytes]](), memoryview(message)
     while rest:
         key, rest = _varint(rest)
         value, rest = _varint(rest)

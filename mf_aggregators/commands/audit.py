@@ -19,7 +19,7 @@ from typing import Any
 
 from absl import flags
 
-from mf_aggregators import audit, catalogue, checkpoints, workloads
+from mf_aggregators import audit, catalogue, checkpoints, inputs, workloads
 from mf_aggregators import participation as participations
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.aggregator import Aggregator
@@ -362,7 +362,9 @@ def _audited(values: flags.FlagValues) -> Mechanism:
             schema = schema or saved.noise_reference
             own_multiplier = mechanism_flags.noise_under(saved, schema)
         factorization, description = checkpoints.load_with_description(values.checkpoint)
-        schema = schema or Participation.from_dict(description["errors"]["participation"])
+        schema = schema or Participation.from_dict(
+            inputs.part(description, dict, "errors", "participation")
+        )
     else:
         num_rounds = _NUM_ROUNDS if values.num_rounds is None else values.num_rounds
         # Also refuses impossible numbers of rounds before a search begins.

@@ -93,7 +93,8 @@ def _main(values: flags.FlagValues) -> None:
         )
     weights, weighted = factorization.parameters.get("weights"), {}
     if weights is not None:
-        weighted = {"weighted_error": math.sqrt(float(np.dot(weights, errors.per_round_variance)))}
+        squares = np.dot(inputs.part(weights, list), errors.per_round_variance)
+        weighted = {"weighted_error": math.sqrt(float(squares))}
     fields: dict[str, Any] = {
         "mechanism": factorization.mechanism,
         "num_rounds": factorization.num_rounds,

@@ -296,7 +296,7 @@ def verify(path: str) -> tuple[dict[str, Any], str]:
     differing, notes = stated_runs.differences(document, folder), []
     if not differing:
         statement, differing = _made_again(document, folder)
-        statement = dataclasses.replace(statement, date=document["date"])
+        statement = dataclasses.replace(statement, date=inputs.part(document, str, "date"))
         found = statement_file.compare(document, statement.to_dict(), statement.proved)
         differing, notes = [*differing, *found[0]], found[1]
     # If the data do not follow from the files, the text is not compared.

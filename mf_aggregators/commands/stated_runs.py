@@ -249,9 +249,9 @@ def _event(
         return EpsilonDeltaDpEvent(run["epsilon"], run["delta"]), None
     file = folder / run["statement"]
     document = statement_file.read(file)
-    headline = document["headline"]
+    headline = inputs.part(document, dict, "headline")
     stated = document[headline["guarantee"]]
-    if not document["is_private"] or stated is None or headline["epsilon"] is None:
+    if not (document["is_private"] and isinstance(stated, dict)) or headline["epsilon"] is None:
         raise ValueError(f"{file} states no guarantee")
     epsilon, delta = float(headline["epsilon"]), float(headline["delta"])
     if stated["sampling"] is None:
@@ -259,7 +259,7 @@ def _event(
         noise = accounting.noise_multiplier(epsilon, delta)
         return dp_event.GaussianDpEvent(min(noise, float(stated["noise_multiplier"] or 0))), None
     # All keyed hashes of a statement have the same key.
-    keys = {file.parent / key for key in document["key_files"].values()}
+    keys = {file.parent / key for key in inputs.part(document, dict, "key_files").values()}
     return EpsilonDeltaDpEvent(epsilon, delta), next(iter(keys), None)
 
 

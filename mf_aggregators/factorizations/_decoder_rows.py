@@ -21,7 +21,7 @@ g_t g_(t+d), and the slopes of the others go through the blocks backwards.
 import abc
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Generic, TypeVar
 
 import numpy as np
 import scipy.fft
@@ -37,9 +37,11 @@ _MOST_ROUNDS = 1 << 16
 # The orders of the norms over rounds that are minimised in place of the maximum. The last norm is
 # at most 0.4 % above the maximum for 2,052 rounds.
 _ORDERS = (16.0, 128.0, 2048.0)
+# C^-1 as coefficients, or as its states.
+_Noising = TypeVar("_Noising")
 
 
-class DecoderRows(abc.ABC):
+class DecoderRows(abc.ABC, Generic[_Noising]):
     """The squared norms of the rows of B = A C^-1, as functions of the coefficients of C^-1.
 
     Attributes:
@@ -51,7 +53,7 @@ class DecoderRows(abc.ABC):
     num_rounds: int
 
     @abc.abstractmethod
-    def squared(self, noising: Any) -> FloatArray:
+    def squared(self, noising: _Noising) -> FloatArray:
         """Returns (n,) squared norms e of the rows of B.
 
         Args:
@@ -59,7 +61,7 @@ class DecoderRows(abc.ABC):
         """
 
     @abc.abstractmethod
-    def weighing(self, weights: FloatArray) -> Callable[[Any], tuple[float, Any]]:
+    def weighing(self, weights: FloatArray) -> Callable[[_Noising], tuple[float, _Noising]]:
         """Returns a function from (n,) g to sum_i w_i e_i and the (n,) slope of the sum.
 
         Args:
@@ -67,7 +69,7 @@ class DecoderRows(abc.ABC):
         """
 
     @staticmethod
-    def of(workload: Workload) -> "DecoderRows":
+    def of(workload: Workload) -> "DecoderRows[FloatArray]":
         """Returns the decoder rows of a workload, by its structure.
 
         Args:
@@ -87,7 +89,9 @@ class DecoderRows(abc.ABC):
             )
         return _RecursionRows(workload.recursions())
 
-    def objectives(self, error: RoundError) -> tuple[Callable[[Any], tuple[float, Any]], ...]:
+    def objectives(
+        self, error: RoundError
+    ) -> tuple[Callable[[_Noising], tuple[float, _Noising]], ...]:
         """Returns the functions of C^-1 that a search minimises one after another for an error.
 
         Args:
@@ -103,7 +107,7 @@ class DecoderRows(abc.ABC):
         if not error.is_maximum:
             return (self.weighing(error.weighed(np.ones(n), None)[1]),)
 
-        def norm(noising: Any, order: float) -> tuple[float, Any]:
+        def norm(noising: _Noising, order: float) -> tuple[float, _Noising]:
             # The norm is the sum of the e_i with these weights, and has the slopes of this sum. It
             # is at least the maximum, and at most n^(1/order) times the maximum.
             value, weights = error.weighed(self.squared(noising), order)
@@ -112,7 +116,7 @@ class DecoderRows(abc.ABC):
         return tuple(functools.partial(norm, order=order) for order in _ORDERS)
 
 
-class _ToeplitzRows(DecoderRows):
+class _ToeplitzRows(DecoderRows[FloatArray]):
     """Decoder rows for a Toeplitz workload, as running sums of squared coefficients."""
 
     is_increasing = True
@@ -140,7 +144,7 @@ class _ToeplitzRows(DecoderRows):
         return _filtered(self._filters, noising)
 
 
-class _RecursionRows(DecoderRows):
+class _RecursionRows(DecoderRows[FloatArray]):
     """Decoder rows for a workload that is a sequence of recursions, by blocks of rounds."""
 
     def __init__(self, recursions: Sequence[Recursion]) -> None:

@@ -18,7 +18,7 @@ s. As s^2 is a correlation of P^2 with t^2, slopes by s become slopes by P.
 
 import abc
 import dataclasses
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -152,7 +152,7 @@ class ScaledToeplitz(ToeplitzStructure):
         num_rounds: int,
         participation: Participation,
         workload: AnyWorkload,
-        parameters: dict[str, Any],
+        parameters: dict[str, object],
     ) -> Factorization:
         if self.row_scales is not None:
             raise ExtensionError(

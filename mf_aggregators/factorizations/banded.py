@@ -19,7 +19,6 @@ operations.
 
 import dataclasses
 import functools
-from typing import Any
 
 import numpy as np
 
@@ -63,7 +62,7 @@ _LARGEST_LOG = 1e3
 
 
 def banded(
-    workload: Any,
+    workload: object,
     num_bands: int,
     equal_column_norms: bool = True,
     participation: Participation | None = None,
@@ -202,7 +201,7 @@ def banded(
     return dataclasses.replace(factorization, optimality_gap=gap if np.isfinite(gap) else None)
 
 
-def from_bands(bands: Any) -> BandedFactorization:
+def from_bands(bands: object) -> BandedFactorization:
     """Makes a factorization of a given banded strategy matrix, without an (n, n) array.
 
     Use it when another program has computed a banded C.
@@ -228,7 +227,7 @@ def from_bands(bands: Any) -> BandedFactorization:
              [0. , 0.5, 1. , 0. ],
              [0. , 0. , 0.5, 1. ]])
     """
-    made = BandedFactorization(bands)
+    made = BandedFactorization(numbers.real_array(bands, "bands"))
     with np.errstate(all="ignore"):
         is_invertible = np.all(np.isfinite(made.squared_decoder_rows(made.num_rounds)))
     if not is_invertible:

@@ -24,7 +24,7 @@ x^T R_i x: s is one more variable, and each row is one more constraint.
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import scipy.fft
@@ -228,7 +228,7 @@ def _filtered_back(kept: float, added: FloatArray) -> FloatArray:
 
 
 def banded_inverse(
-    workload: Any,
+    workload: object,
     num_bands: int,
     participation: Participation | None = None,
     *,
@@ -437,7 +437,7 @@ def _best(
     num_bands: int,
     starts: Sequence[FloatArray],
     progress: ProgressBar,
-) -> tuple[FloatArray, Any]:
+) -> tuple[FloatArray, scipy.optimize.OptimizeResult]:
     """Returns the (p,) coefficients of C^-1 with the least error, and the search's result.
 
     Args:
@@ -457,7 +457,8 @@ def _best(
         bound = sensitivities.toeplitz_bound(column, pattern.num_rounds, schema)
         return bound.value**2 * rows.squared(coefficients)
 
-    candidates: list[tuple[FloatArray, Any]] = [(start, None) for start in starts]
+    candidates: list[tuple[FloatArray, scipy.optimize.OptimizeResult | None]]
+    candidates = [(start, None) for start in starts]
     if rows.weighted is not None and pattern.most == 1:
         # For one participation, the signs of coefficients of C do not matter, because only norms
         # count.
@@ -491,7 +492,7 @@ def _best(
 
 def _of_any_sign(
     start: FloatArray, problem: Problem, rows: _Rows, smoothing: float, progress: ProgressBar
-) -> tuple[FloatArray, Any]:
+) -> tuple[FloatArray, scipy.optimize.OptimizeResult]:
     """Searches for (p,) coefficients of C^-1 without constraints on signs of C, from one start.
 
     If clients return, entries of C may be negative: the magnitudes of C's entries c bound the
@@ -569,7 +570,7 @@ class _ErrorWithin:
             lags, head = rows.each.lags[:, : self._bands], rows.each.head[:, : self._bands - 1]
             self._each = _RowsByLags(lags, head)
 
-    def minimised(self) -> tuple[FloatArray, Any]:
+    def minimised(self) -> tuple[FloatArray, scipy.optimize.OptimizeResult]:
         """Searches for (p,) coefficients of C^-1 under constraints; also returns how it ended.
 
         It is SciPy's sequential least-squares programming, with some constraints at first, to which

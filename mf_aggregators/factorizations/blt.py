@@ -61,10 +61,11 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import scipy.linalg
+import scipy.optimize
 import scipy.signal
 from scipy.linalg.lapack import dtbtrs
 
@@ -127,13 +128,14 @@ class _States:
         return np.asarray(self.decays[:, np.newaxis] ** np.arange(len(self.noising)))
 
 
+_Numbers = TypeVar("_Numbers", FloatArray, ComplexArray)
 # Covariances by the pair of stages between which they are.
 _Pairs: TypeAlias = dict[tuple[int, int], FloatArray]
 # A function from C^-1 to a weighted sum of e, with its gradient.
 _StateObjective: TypeAlias = Callable[[_States], tuple[float, _States]]
 
 
-class _StateRows(DecoderRows):
+class _StateRows(DecoderRows["_States"]):
     """The squared norms of the rows of B if C^-1 has few states, in O(n m) operations."""
 
     def __init__(self, recursions: Sequence[Recursion]) -> None:
@@ -453,7 +455,7 @@ def _filtered_back(kept: float, added: FloatArray) -> FloatArray:
 
 @np.errstate(under="ignore")
 def blt(
-    workload: Any,
+    workload: object,
     num_buffers: int | None = None,
     participation: Participation | None = None,
     *,
@@ -553,7 +555,7 @@ class _Level(NamedTuple):
     """
 
     distances: FloatArray
-    result: Any
+    result: scipy.optimize.OptimizeResult
     log_error: float
 
 
@@ -807,7 +809,7 @@ def _interlace(decays: FloatArray, inverse_decays: FloatArray) -> bool:
     return bool(np.all(decays >= inverse_decays) and np.all(inverse_decays[:-1] > decays[1:]))
 
 
-def _partial_fractions(poles: Any, zeros: Any) -> Any:
+def _partial_fractions(poles: _Numbers, zeros: _Numbers) -> _Numbers:
     """Weights w with prod (1 - zeros x) / (1 - poles x) = 1 + sum w x / (1 - poles x).
 
     For interlacing (..., m) numbers, all factors have one sign and differences of neighbours are
@@ -816,7 +818,8 @@ def _partial_fractions(poles: Any, zeros: Any) -> Any:
     between = poles[..., :, np.newaxis] - poles[..., np.newaxis, :]
     diagonal = np.arange(poles.shape[-1])
     between[..., diagonal, diagonal] = 1.0
-    return np.prod((poles[..., :, np.newaxis] - zeros[..., np.newaxis, :]) / between, axis=-1)
+    quotients = (poles[..., :, np.newaxis] - zeros[..., np.newaxis, :]) / between
+    return np.asarray(np.prod(quotients, axis=-1))
 
 
 def _coefficients_of(decays: FloatArray, weights: FloatArray, num_rounds: int) -> FloatArray:

@@ -8,7 +8,6 @@ never cancels. The difference of the two is the cost of the changing norm (its *
 
 import dataclasses
 import math
-from typing import Any
 
 import numpy as np
 
@@ -41,7 +40,7 @@ class ClipDrift:
         return self.equivalent_norm / self.independent_norm - 1.0
 
     @classmethod
-    def of(cls, factorization: Factorization, norms: Any) -> "ClipDrift":
+    def of(cls, factorization: Factorization, norms: object) -> "ClipDrift":
         """Returns the effect of changing norms on the noise of running sums.
 
         Args:

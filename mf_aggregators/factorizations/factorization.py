@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import sys
 from collections.abc import Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 import scipy.linalg
@@ -137,7 +137,7 @@ class Factorization(abc.ABC):
     num_rounds: int = dataclasses.field(init=False)
     participation: Participation | None = dataclasses.field(default=None, kw_only=True)
     optimality_gap: float | None = dataclasses.field(default=None, kw_only=True)
-    parameters: Mapping[str, Any] = dataclasses.field(default_factory=dict, kw_only=True)
+    parameters: Mapping[str, object] = dataclasses.field(default_factory=dict, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.participation is not None:
@@ -148,7 +148,7 @@ class Factorization(abc.ABC):
             numbers.finite_number(self.optimality_gap, "optimality_gap")
         self._set(parameters=dict(self.parameters or {}))
 
-    def _set(self, **values: Any) -> None:
+    def _set(self, **values: object) -> None:
         """Sets fields during construction, and makes arrays read-only."""
         for name, value in values.items():
             if isinstance(value, np.ndarray):
@@ -158,7 +158,10 @@ class Factorization(abc.ABC):
     @property
     def horizons(self) -> tuple[int, ...]:
         """The numbers of rounds before each extension, increasing; empty without an extension."""
-        return tuple(int(rounds) for rounds in self.parameters.get(_EXTENDS, ()))
+        extends = self.parameters.get(_EXTENDS, ())
+        if not isinstance(extends, list | tuple):
+            raise TypeError(f"{_EXTENDS} must be a list, found {numbers.shown(extends)}.")
+        return tuple(map(int, extends))
 
     def extended(
         self,
@@ -218,7 +221,7 @@ class Factorization(abc.ABC):
         num_rounds: int,
         participation: Participation,
         workload: AnyWorkload,
-        parameters: dict[str, Any],
+        parameters: dict[str, object],
     ) -> "Factorization":
         """Makes the result of :meth:`extended` from checked arguments.
 
@@ -284,7 +287,7 @@ class Factorization(abc.ABC):
             raise ValueError(f"{num_rounds} is not between the last horizon and {self.num_rounds}.")
         return self._for_rounds(num_rounds, dict(self.parameters))
 
-    def _for_rounds(self: _Made, num_rounds: int, parameters: dict[str, Any]) -> _Made:
+    def _for_rounds(self: _Made, num_rounds: int, parameters: dict[str, object]) -> _Made:
         """Makes the same kind of factorization for another number of rounds, without a gap."""
         return dataclasses.replace(
             self, num_rounds=num_rounds, optimality_gap=None, parameters=parameters
@@ -302,7 +305,7 @@ class Factorization(abc.ABC):
         return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in names)
 
     @classmethod
-    def _own_fields(cls) -> list[dataclasses.Field[Any]]:
+    def _own_fields(cls) -> list[dataclasses.Field[object]]:
         """The fields of this class that the base class does not have."""
         common = {field.name for field in dataclasses.fields(Factorization)} - {"num_rounds"}
         return [each for each in dataclasses.fields(cls) if each.init and each.name not in common]
@@ -446,7 +449,7 @@ class Factorization(abc.ABC):
 
     @classmethod
     def from_arrays(
-        cls: type[_Made], num_rounds: int, arrays: Mapping[str, FloatArray], **attributes: Any
+        cls: type[_Made], num_rounds: int, arrays: Mapping[str, FloatArray], **attributes: object
     ) -> _Made:
         """Makes a factorization for ``num_rounds`` rounds from the result of :meth:`arrays`.
 
@@ -462,14 +465,17 @@ class Factorization(abc.ABC):
         Raises:
           ValueError: If an array is missing, or does not have the structure of the mechanism.
         """
-        known = {**(attributes.get("parameters") or {}), **arrays, "num_rounds": num_rounds}
+        parameters = attributes.get("parameters")
+        own = parameters if isinstance(parameters, Mapping) else {}
+        known = {**own, **arrays, "num_rounds": num_rounds}
         values = {}
         for field in cls._own_fields():
             if field.name in known:
                 values[field.name] = known[field.name]
             elif field.default is dataclasses.MISSING:
                 raise ValueError(f"{field.name} is missing")
-        made = cls(**values, **attributes)
+        # The constructor checks its arguments.
+        made = cls(**values, **attributes)  # type: ignore[arg-type]
         if made.num_rounds != num_rounds:
             raise ValueError(
                 f"its arrays are those of a matrix for {made.num_rounds} rounds, and its "
@@ -490,7 +496,7 @@ class Factorization(abc.ABC):
         """
         return noise_rows.dense(self.noise_recursion())
 
-    def encode(self, x: Any) -> FloatArray:
+    def encode(self, x: object) -> FloatArray:
         """Returns C x, the encoded stream.
 
         Args:
@@ -518,7 +524,7 @@ class Factorization(abc.ABC):
     def _encode(self, x: FloatArray) -> FloatArray:
         return np.tensordot(self.strategy_matrix(), x, axes=1)
 
-    def noise_rows(self, z: Any) -> FloatArray:
+    def noise_rows(self, z: object) -> FloatArray:
         """Returns all n noise rows, by the same recursion as the aggregator.
 
         Args:
@@ -539,7 +545,7 @@ class Factorization(abc.ABC):
         z = self._of_all_rounds(np.asarray(z), "z")
         return noise_rows.apply(self.noise_recursion(), z)
 
-    def decoder_matrix(self, workload: Any) -> FloatArray:
+    def decoder_matrix(self, workload: object) -> FloatArray:
         """Returns the decoder B, with A = BC.
 
         Args:
@@ -592,7 +598,7 @@ class Factorization(abc.ABC):
     def _sensitivity(self, participation: Participation) -> Sensitivity:
         return sensitivities.compute(self.strategy_matrix(), participation)
 
-    def errors(self, workload: Any, participation: Participation) -> Errors:
+    def errors(self, workload: object, participation: Participation) -> Errors:
         """Returns all errors of the outputs A x for a workload A.
 
         Args:
@@ -617,7 +623,7 @@ class Factorization(abc.ABC):
         sensitivity = self.sensitivity(participation)
         return Errors(sensitivity, sensitivity.value**2 * squared_rows)
 
-    def per_round_variance(self, workload: Any, participation: Participation) -> FloatArray:
+    def per_round_variance(self, workload: object, participation: Participation) -> FloatArray:
         """Returns sens(C)^2 ||row i of B||^2 for each round i, (n,) float64: see :meth:`errors`.
 
         Args:
@@ -635,7 +641,7 @@ class Factorization(abc.ABC):
         """
         return self.errors(workload, participation).per_round_variance
 
-    def squared_decoder_rows(self, workload: Any) -> FloatArray:
+    def squared_decoder_rows(self, workload: object) -> FloatArray:
         """Returns ||row i of B||^2 for each round i: shape (n,), float64.
 
         Args:
@@ -659,7 +665,7 @@ class Factorization(abc.ABC):
         del workload
         return None
 
-    def total_error(self, workload: Any, participation: Participation) -> float:
+    def total_error(self, workload: object, participation: Participation) -> float:
         """Returns the root of the sum of the variances: see :meth:`errors`.
 
         Args:
@@ -677,7 +683,7 @@ class Factorization(abc.ABC):
         """
         return self.errors(workload, participation).total_error
 
-    def rmse(self, workload: Any, participation: Participation) -> float:
+    def rmse(self, workload: object, participation: Participation) -> float:
         """Returns the root of the mean of the variances over rounds: see :meth:`errors`.
 
         Args:
@@ -689,7 +695,7 @@ class Factorization(abc.ABC):
         """
         return self.errors(workload, participation).rmse
 
-    def max_error(self, workload: Any, participation: Participation) -> float:
+    def max_error(self, workload: object, participation: Participation) -> float:
         """Returns the root of the largest variance of any round: see :meth:`errors`.
 
         Args:
@@ -707,7 +713,7 @@ class Factorization(abc.ABC):
         """
         return self.errors(workload, participation).max_error
 
-    def _checked(self, workload: Any) -> AnyWorkload:
+    def _checked(self, workload: object) -> AnyWorkload:
         """The workload for an argument, after a check that it is for n rounds."""
         found: AnyWorkload = workloads.checked(workload)
         rounds = found.num_rounds
@@ -718,7 +724,7 @@ class Factorization(abc.ABC):
         return found
 
     @staticmethod
-    def _checked_bands(bands: Any, name: str) -> FloatArray:
+    def _checked_bands(bands: object, name: str) -> FloatArray:
         """Returns a float64 copy of the bands of an invertible lower-triangular matrix.
 
         Args:
@@ -747,7 +753,7 @@ class Factorization(abc.ABC):
         return array
 
     @staticmethod
-    def check_own(factorization: Any) -> "Factorization":
+    def check_own(factorization: object) -> "Factorization":
         """Returns a factorization, after a check that its class is one of the library's own.
 
         Args:
@@ -875,7 +881,7 @@ class BandedFactorization(Factorization):
         num_rounds: int,
         participation: Participation,
         workload: AnyWorkload,
-        parameters: dict[str, Any],
+        parameters: dict[str, object],
     ) -> "BandedFactorization":
         # Imported here, because that module imports this one.
         from mf_aggregators.factorizations.banded import extended_bands
@@ -891,7 +897,7 @@ class BandedFactorization(Factorization):
             parameters={**parameters, "workload": workload.fingerprint()},
         )
 
-    def _for_rounds(self, num_rounds: int, parameters: dict[str, Any]) -> "BandedFactorization":
+    def _for_rounds(self, num_rounds: int, parameters: dict[str, object]) -> "BandedFactorization":
         return BandedFactorization(
             self.bands[:num_rounds], participation=self.participation, parameters=parameters
         )

@@ -35,7 +35,6 @@ import contextlib
 import dataclasses
 import warnings
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import scipy.linalg
@@ -169,7 +168,7 @@ class DenseFactorization(Factorization):
 
     @classmethod
     def from_arrays(
-        cls, num_rounds: int, arrays: Mapping[str, FloatArray], **attributes: Any
+        cls, num_rounds: int, arrays: Mapping[str, FloatArray], **attributes: object
     ) -> "DenseFactorization":
         """Makes the factorization from its arrays; see the base class."""
         triangle = arrays["lower_triangle"]
@@ -183,11 +182,12 @@ class DenseFactorization(Factorization):
         for i in range(num_rounds):
             matrix[i, : i + 1] = triangle[start : start + i + 1]
             start += i + 1
-        return cls(matrix, **attributes)
+        # The constructor checks its arguments.
+        return cls(matrix, **attributes)  # type: ignore[arg-type]
 
 
 def optimal(
-    workload: Any,
+    workload: object,
     participation: Participation | None = None,
     *,
     error: RoundWeights = "mean",
@@ -304,7 +304,7 @@ def optimal(
     return dataclasses.replace(factorization, optimality_gap=gap if np.isfinite(gap) else None)
 
 
-def from_matrix(C: Any) -> BandedFactorization | DenseFactorization:
+def from_matrix(C: object) -> BandedFactorization | DenseFactorization:
     """Makes a factorization of a given strategy matrix.
 
     Use it when another program has computed a dense C.

@@ -18,8 +18,8 @@ one round, all columns have equal norms.
 
 import dataclasses
 import warnings
-from collections.abc import Callable
-from typing import Any, Literal, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Literal, TypeAlias
 
 import numpy as np
 import scipy.optimize
@@ -62,7 +62,7 @@ class RoundError:
     is_maximum: bool
 
     @classmethod
-    def of(cls, error: Any, num_rounds: int) -> "RoundError":
+    def of(cls, error: object, num_rounds: int) -> "RoundError":
         """Returns the error over rounds that the argument ``error`` of a search stands for.
 
         Args:
@@ -162,7 +162,7 @@ class RoundError:
         total = float(powers @ squared_rows) / largest
         return largest * total ** (1.0 / order), powers * total ** (1.0 / order - 1.0)
 
-    def parameters(self) -> dict[str, Any]:
+    def parameters(self) -> dict[str, object]:
         """Returns the error as parameters of a factorization; empty for the mean."""
         if self.is_maximum:
             return {"error": "max"}
@@ -340,7 +340,7 @@ class NotConvergedWarning(UserWarning):
             )
 
     @classmethod
-    def unless_stationary(cls, result: Any) -> None:
+    def unless_stationary(cls, result: scipy.optimize.OptimizeResult) -> None:
         """Warns the caller of a search if SciPy's optimiser stopped before the gradient vanished.
 
         Args:
@@ -362,7 +362,7 @@ class Converged(Exception):  # noqa: N818 - a signal that ends a search, not an 
 
 def progress_bar(
     name: str, *, show: bool, unit: str = " evaluations", total: int | None = None
-) -> Any:
+) -> ProgressBar:
     """Returns the progress bar of a search; it does nothing unless ``show`` is true.
 
     Args:
@@ -371,7 +371,7 @@ def progress_bar(
       unit: The unit that it counts, after a space.
       total: The largest count; None if it is not known.
     """
-    kind = ProgressBar if show else tqdm.tqdm
+    kind: type[ProgressBar] = ProgressBar if show else tqdm.tqdm
     return kind(desc=name, unit=unit, total=total, disable=not show)
 
 
@@ -383,9 +383,9 @@ def minimise(
     corrections: int,
     least_change: float,
     least_slope: float = 0.0,
-    bounds: Any = None,
+    bounds: Sequence[tuple[float, float | None]] | None = None,
     callback: Callable[[FloatArray], None] | None = None,
-) -> Any:
+) -> scipy.optimize.OptimizeResult:
     """Minimises a function with its gradient by SciPy's L-BFGS-B.
 
     Args:
@@ -426,7 +426,7 @@ def minimise_with_restarts(
     least_change: float,
     progress: ProgressBar,
     is_free: bool = True,
-) -> Any:
+) -> scipy.optimize.OptimizeResult:
     """Minimises the logarithm of an error that may overflow, by several searches in turn.
 
     A step that is too long may give an error so large that the line search would interpolate to no
@@ -491,7 +491,7 @@ def gap_above(error: float, bound: float) -> float:
     return float(np.inf) if gap < -_ROUNDING_OF_GAPS else max(gap, 0.0)
 
 
-def _is_stationary(result: Any) -> bool:
+def _is_stationary(result: scipy.optimize.OptimizeResult) -> bool:
     """Whether a SciPy optimiser ended because the gradient was negligible.
 
     The ``scale`` of the result says how much the variables may matter: their magnitudes, and zero

@@ -23,10 +23,11 @@ import abc
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import scipy.linalg
+import scipy.optimize
 import scipy.signal
 
 from mf_aggregators import inputs, linear_algebra, workloads
@@ -302,7 +303,7 @@ class ToeplitzFactorization(ToeplitzOfCoefficients):
         num_rounds: int,
         participation: Participation,
         workload: AnyWorkload,
-        parameters: dict[str, Any],
+        parameters: dict[str, object],
     ) -> "ToeplitzFactorization":
         if self.equal_column_norms:
             raise ExtensionError(
@@ -323,7 +324,9 @@ class ToeplitzFactorization(ToeplitzOfCoefficients):
         longer = made(series, parameters={**parameters, "num_bands": num_rounds})
         return min(kept, longer, key=lambda each: each.total_error(workload, participation))
 
-    def _for_rounds(self, num_rounds: int, parameters: dict[str, Any]) -> "ToeplitzFactorization":
+    def _for_rounds(
+        self, num_rounds: int, parameters: dict[str, object]
+    ) -> "ToeplitzFactorization":
         series = self.coefficients[:num_rounds]
         parameters = {**parameters, "num_bands": len(series)}
         return ToeplitzFactorization(
@@ -356,7 +359,7 @@ def identity(num_rounds: int) -> IdentityFactorization:
 
 
 def toeplitz(
-    workload: Any,
+    workload: object,
     num_bands: int | None = None,
     participation: Participation | None = None,
     *,
@@ -441,7 +444,7 @@ def toeplitz(
     )
 
 
-def from_coefficients(c: Any) -> ToeplitzFactorization:
+def from_coefficients(c: object) -> ToeplitzFactorization:
     """Makes a factorization of a given lower-triangular Toeplitz strategy matrix.
 
     Use it when the first column of C is known, from a paper or another program.
@@ -579,12 +582,12 @@ class Problem(NamedTuple):
     @classmethod
     def of(
         cls,
-        workload: Any,
+        workload: object,
         participation: Participation | None,
         error: RoundWeights,
         max_evaluations: int,
         what: str = "the matrix",
-        coefficients: Any = "optimised",
+        coefficients: object = "optimised",
     ) -> "Problem":
         """Checks the arguments of a function that makes a matrix.
 
@@ -653,7 +656,7 @@ class Problem(NamedTuple):
             return Workload("momentum_sgd", rounds, momentum)
         return Workload("prefix_sum", rounds)
 
-    def parameters(self) -> dict[str, Any]:
+    def parameters(self) -> dict[str, object]:
         """Returns the parameters of a factorization that state its error and its workload."""
         stated = {"error": "mean", **self.error.parameters()}
         if self.momentum:
@@ -686,7 +689,9 @@ def _described(matrix: FloatArray) -> Workload | None:
     return None
 
 
-def _optimised(problem: Problem, num_bands: int, progress: ProgressBar) -> tuple[FloatArray, Any]:
+def _optimised(
+    problem: Problem, num_bands: int, progress: ProgressBar
+) -> tuple[FloatArray, scipy.optimize.OptimizeResult]:
     """Returns the (b,) coefficients with the least error, and the search's result.
 
     If learning rates are not constant, the search starts at the optimum for constant ones, and its
@@ -694,7 +699,9 @@ def _optimised(problem: Problem, num_bands: int, progress: ProgressBar) -> tuple
     """
     workload, pattern = problem.named, problem.pattern
 
-    def searched(series: FloatArray, workload: Workload) -> tuple[FloatArray, Any]:
+    def searched(
+        series: FloatArray, workload: Workload
+    ) -> tuple[FloatArray, scipy.optimize.OptimizeResult]:
         for log_error in _log_errors(workload, problem):
             series, end = _minimised(
                 log_error, series, pattern.separation, problem.max_evaluations, progress
@@ -776,7 +783,7 @@ def _minimised(
     separation: int,
     max_evaluations: int,
     progress: ProgressBar,
-) -> tuple[FloatArray, Any]:
+) -> tuple[FloatArray, scipy.optimize.OptimizeResult]:
     """Minimises by L-BFGS over c_1, c_2, ... with c_0 = 1, because the scale of C is arbitrary.
 
     If there are more coefficients than the separation, those before the separation, and the

@@ -13,7 +13,6 @@ all 2052 rounds would cost more than it brings, 1.72 instead of 1.53 of the opti
 """
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 
@@ -123,7 +122,7 @@ class TreeAggregationFactorization(Factorization):
         num_rounds: int,
         participation: Participation,
         workload: AnyWorkload,
-        parameters: dict[str, Any],
+        parameters: dict[str, object],
     ) -> Factorization:
         if self.decoder != "online":
             raise ExtensionError(

@@ -126,7 +126,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias, TypeVar
 
 import numpy as np
 import scipy.special
@@ -159,6 +159,8 @@ _LARGEST_ORDER = 8
 
 # A callback for progress; its argument is the number of outputs that were drawn.
 _Advance: TypeAlias = Callable[[int], object] | None
+_Each = TypeVar("_Each")
+_Replicas: TypeAlias = "_BinReplicas | _TimerReplicas"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -290,7 +292,7 @@ class DominatingPair:
             part /= self.sigma**2
         return self.rounds.log_ratios(exponents)
 
-    def description(self) -> dict[str, Any]:
+    def description(self) -> dict[str, object]:
         """Returns a JSON-able mapping that differs between pairs with the same columns."""
         more = {"is_stationary": True} if self.has_timers else {}
         return {
@@ -376,7 +378,7 @@ class ImportanceSampler:
 
     def __init__(self, pair: DominatingPair, order: int) -> None:
         self.order, self._pair = order, pair
-        of: Any = _TimerReplicas if pair.has_timers else _BinReplicas
+        of: type[_Replicas] = _TimerReplicas if pair.has_timers else _BinReplicas
         self._replicas = of(pair, order) if order else None
         self.log_mgf: float = self._replicas.log_mgf if self._replicas else 0.0
 
@@ -390,20 +392,16 @@ class ImportanceSampler:
         Returns:
           (m,) log P/Q.
         """
-        shifts: Any = self._replicas.draw(rng, count) if self._replicas else 0.0
+        shifts: FloatArray | float = self._replicas.draw(rng, count) if self._replicas else 0.0
         outputs = rng.standard_normal((self._pair.num_outputs, count))
         outputs *= self._pair.sigma
         outputs += shifts
         return self._pair.log_ratios(outputs)
 
     def batches(
-        self,
-        key: int,
-        count: int,
-        summary: Callable[[FloatArray], Any] | None = None,
-        advance: _Advance = None,
-    ) -> Iterator[Any]:
-        """Draws privacy losses in batches and yields each batch, or a summary of it, in order.
+        self, key: int, count: int, summary: Callable[[FloatArray], _Each], advance: _Advance = None
+    ) -> Iterator[_Each]:
+        """Draws privacy losses in batches and yields a summary of each batch, in order.
 
         Every batch has a random generator of its own, so that results do not depend on the number
         of threads. If the iteration ends early, no further batches are drawn.
@@ -411,15 +409,14 @@ class ImportanceSampler:
         Args:
           key: The integer that all random numbers follow from.
           count: The number of losses that are drawn.
-          summary: A function of the losses of a batch; None for the losses.
+          summary: A function of the losses of a batch.
           advance: Called with the number of losses after each batch.
         """
 
-        def one(batch: int) -> Any:
+        def one(batch: int) -> tuple[int, _Each]:
             size = min(_BATCH, count - batch * _BATCH)
             rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((key, batch))))
-            losses = self.log_ratios(rng, size)
-            return size, losses if summary is None else summary(losses)
+            return size, summary(self.log_ratios(rng, size))
 
         # If the iteration is closed early, the batches that have not begun are cancelled.
         with concurrent.futures.ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:
@@ -629,7 +626,7 @@ class Certificate:
         low, high = (numbers.finite_number(each, "thresholds") for each in self.thresholds)
         object.__setattr__(self, "thresholds", (low, high))
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Returns a JSON-able mapping, with the probability that a false certificate passes."""
         return {
             **dataclasses.asdict(self),

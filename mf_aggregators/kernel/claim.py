@@ -20,7 +20,7 @@ import enum
 import itertools
 import math
 from collections.abc import Mapping
-from typing import Any, NoReturn, TypeAlias, TypeVar, final
+from typing import NoReturn, TypeAlias, TypeVar, final
 
 from mf_aggregators.kernel import losses, numbers, sensitivity
 from mf_aggregators.kernel.certificate import Certificate, check_certificate
@@ -218,7 +218,7 @@ class Sealed:
 
     __slots__ = ()
 
-    def __new__(cls, *arguments: object, **options: object) -> Any:
+    def __new__(cls: type[_Kind], *arguments: object, **options: object) -> _Kind:
         """Raises TypeError, because only the kernel makes a value of this class."""
         raise TypeError(f"only the kernel makes a {cls.__name__}, from a claim.")
 
@@ -232,7 +232,7 @@ class Sealed:
     def __delattr__(self, name: str) -> NoReturn:
         raise AttributeError(f"{name} of a {type(self).__name__} cannot be deleted.")
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> NoReturn:
         raise TypeError(
             f"a {type(self).__name__} is not pickled: send its claim, and check that again."
         )
@@ -244,7 +244,7 @@ class Sealed:
         return self
 
 
-def made(kind: type[_Kind], values: Mapping[str, Any]) -> _Kind:
+def made(kind: type[_Kind], values: Mapping[str, object]) -> _Kind:
     """Returns an object of a sealed class, made of values that the caller has proved or computed.
 
     Args:
@@ -358,9 +358,8 @@ class Guarantee(Sealed):
         Raises:
           ValueError: If one is out of its range.
         """
-        changed: dict[str, Any] = {"epsilon": None, "certificate": None, "delta": delta}
-        changed["sigma"] = self.sigma if sigma is None else sigma
-        claim = dataclasses.replace(self.claim, **changed)
+        sized = self.claim if sigma is None else dataclasses.replace(self.claim, sigma=sigma)
+        claim = dataclasses.replace(sized, epsilon=None, certificate=None, delta=delta)
         if isinstance(claim.taking_part, Schema):
             return _proved(claim, self.sensitivity, None)
         return check(claim)
@@ -378,7 +377,7 @@ class Guarantee(Sealed):
             raise ValueError(f"a plan is for a schema or for draws, found {taking_part!r}.")
         return taking_part if isinstance(taking_part, Schema) else taking_part.schema
 
-    def without_draws(self, **changes: Any) -> Claim:
+    def without_draws(self, **changes: object) -> Claim:
         """Returns the claim of the same run against an adversary who knows all draws of clients.
 
         Args:
@@ -386,7 +385,7 @@ class Guarantee(Sealed):
             ``taking_part`` and ``basis`` for an observed ledger or for another unit.
         """
         without = {"taking_part": self.schema, "basis": None, "epsilon": None, "certificate": None}
-        return dataclasses.replace(self.claim, **{**without, **changes})
+        return Claim(**(vars(self.claim) | without | changes))
 
     def prove(self, epsilon: float | None) -> None:
         """Proves an epsilon that a statement gives for this run, at the guarantee's delta.

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from typing import Any
 
 import numpy as np
 
@@ -115,7 +114,7 @@ class Cohorts:
         return self._order[self.draws.group_slice(round_index % self.draws.num_bands)]
 
 
-def _batch(draws: losses.Groups, group: IntArray, seed: int, round_index: int) -> Any:
+def _batch(draws: losses.Groups, group: IntArray, seed: int, round_index: int) -> IntArray:
     """Returns the clients of a group that a round draws, in any order."""
     turn, number = divmod(round_index, draws.num_bands)
     size = draws.clients_per_round
@@ -126,7 +125,7 @@ def _batch(draws: losses.Groups, group: IntArray, seed: int, round_index: int) -
         return shuffled[place * size : (place + 1) * size]
     if isinstance(draws, losses.RandomAllocation):
         generator = generator_of(seed, BATCHES, _ALLOCATION, number, cycle)
-        return group[generator.integers(draws.rounds_of_cycle, size=len(group)) == place]
+        return np.array(group[generator.integers(draws.rounds_of_cycle, size=len(group)) == place])
     generator = generator_of(seed, BATCHES, _ROUND, round_index)
     if isinstance(draws, losses.FixedSize):
         return generator.choice(group, size, replace=False, shuffle=False)

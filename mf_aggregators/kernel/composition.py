@@ -11,8 +11,8 @@ epsilon and delta that is proved of one of them composes as an :class:`EpsilonDe
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TypeAlias, final
+from collections.abc import Iterable, Iterator
+from typing import TypeAlias, final
 
 import numpy as np
 from dp_accounting import dp_event as dp_events
@@ -91,9 +91,10 @@ class EpsilonDeltaDpEvent(dp_events.DpEvent):  # type: ignore[misc]
             raise ValueError(f"a composed epsilon must be at most {most:g}, found {found:g}.")
 
 
+_PLD: TypeAlias = privacy_loss_distribution.PrivacyLossDistribution
 # A mechanism, the number of times that it is composed, and the number of runs that draw noise for
 # it, which is smaller if the mechanism is one of several rounds of a run.
-_Part: TypeAlias = tuple[Any, int, int]
+_Part: TypeAlias = tuple[dp_events.DpEvent, int, int]
 
 
 @np.errstate(under="ignore")
@@ -155,7 +156,7 @@ def composed_epsilon(
     return min(found, _composed(parts, {}, delta))
 
 
-def _composed(parts: list[_Part], amplified: Mapping[Any, Any], delta: float) -> float:
+def _composed(parts: list[_Part], amplified: dict[SampledRun | None, _PLD], delta: float) -> float:
     """Returns the epsilon of all parts; a run without given losses is a Gaussian mechanism."""
     accountant = pld_privacy_accountant.PLDAccountant(value_discretization_interval=INTERVAL)
     for event, count, _ in parts:
@@ -172,7 +173,7 @@ def _composed(parts: list[_Part], amplified: Mapping[Any, Any], delta: float) ->
     return losses.epsilon_of(accountant._pld, delta)
 
 
-def _parts(event: Any, count: int, num_runs: int) -> Iterator[_Part]:
+def _parts(event: dp_events.DpEvent, count: int, num_runs: int) -> Iterator[_Part]:
     """Yields the parts of an event that is composed ``count`` times, in ``num_runs`` runs."""
     if isinstance(event, dp_events.ComposedDpEvent):
         for each in event.events:
@@ -187,7 +188,7 @@ def _parts(event: Any, count: int, num_runs: int) -> Iterator[_Part]:
         yield _checked(event), count, num_runs
 
 
-def _checked(event: Any) -> Any:
+def _checked(event: dp_events.DpEvent) -> dp_events.DpEvent:
     """Returns the mechanism made anew, with no more noise than dp-accounting can compute with.
 
     Raises:
@@ -220,7 +221,7 @@ def _checked(event: Any) -> Any:
     )
 
 
-def _noise_of(event: Any) -> float:
+def _noise_of(event: dp_events.DpEvent) -> float:
     """Returns the noise multiplier of the largest shift of one row; infinity without noise."""
     if hasattr(event, "run"):
         return event.run.part_noise_multiplier or math.inf

@@ -104,12 +104,12 @@ import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
 from mf_aggregators.kernel import numbers
-from mf_aggregators.kernel.numbers import IntArray, ReleaseError
+from mf_aggregators.kernel.numbers import IntArray, RealArray, ReleaseError
 
 COLUMN_BITS = 16
 _FRACTION_BITS = 32 - COLUMN_BITS
@@ -171,6 +171,10 @@ _RUNS = 16
 _Piece = TypeVar("_Piece")
 _Value = TypeVar("_Value")
 FillTile: TypeAlias = Callable[[IntArray, int, int, IntArray], None]
+Squares: TypeAlias = Callable[[RealArray, float, float], int]
+ToGrid: TypeAlias = Callable[[RealArray, float, float, bool, RealArray], None]
+# Compiled functions, in the order of the attributes of an ``Engine``.
+Compiled: TypeAlias = tuple[()] | tuple[FillTile] | tuple[FillTile, Squares, ToGrid]
 # The indices of the four words in each row of ChaCha20's state after a rotation by 0 to 3 places.
 _TURNED = [[(word + turn) % 4 for word in range(4)] for turn in range(4)]
 
@@ -420,8 +424,8 @@ class Engine:
 
     pool: concurrent.futures.Executor | None = None
     fill_tile: FillTile | None = None
-    squares: Callable[..., int] | None = None
-    to_grid: Callable[..., None] | None = None
+    squares: Squares | None = None
+    to_grid: ToGrid | None = None
 
     def over(
         self, function: Callable[[_Piece], _Value], pieces: Sequence[_Piece]
@@ -440,7 +444,7 @@ class Engine:
         return [value for run in found for value in run]
 
     @staticmethod
-    def pieces(arrays: Sequence[Any]) -> list[Any]:
+    def pieces(arrays: Sequence[RealArray]) -> list[RealArray]:
         """Returns the flat pieces of arrays in order, as views if the arrays are contiguous."""
         # Masked arrays, as an example, would leave out entries of sums and maxima, so all become
         # plain arrays.
@@ -450,12 +454,12 @@ class Engine:
 
     @classmethod
     @contextlib.contextmanager
-    def of_size(cls, size: int, *functions: Any) -> Iterator["Engine"]:
+    def of_size(cls, size: int, functions: Compiled = ()) -> Iterator["Engine"]:
         """Yields an engine with a thread for each core that the process may use.
 
         Args:
           size: The number of coordinates to compute; if it is small, no threads are used.
-          *functions: Compiled functions, in the order of the attributes.
+          functions: The compiled functions.
         """
         # Some systems do not tell which cores a process may use: all cores count there.
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

@@ -91,7 +91,6 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -210,7 +209,7 @@ class RowLayout:
         """The number of entries of all tensors, without the gap before a segment."""
         return sum(math.prod(shape) for shape in self.shapes)
 
-    def tensors(self, flats: Sequence[RealArray]) -> list[Any]:
+    def tensors(self, flats: Sequence[RealArray]) -> list[RealArray]:
         """Splits the flat vectors of segments into all tensors of the row, in order.
 
         Tensors without entries are included.
@@ -331,7 +330,7 @@ class IntegerRows:
         if len(history) < vectors + number:
             needed = f"{vectors + number} rows of earlier rounds, found {len(history)}"
             raise ValueError(f"round {i + 1} needs {needed}: the state belongs to another matrix.")
-        rows: list[Any] = [*history[len(history) - number :]]
+        rows = [*history[len(history) - number :]]
         row, after = np.empty(len(z), np.int64), np.empty((vectors, len(z)))
         before, transition = history[:vectors], unit.transition(i, i + 1)
         known, of_z = (before, [*rows, z]) if is_redrawn else ([*rows, *before], [z])
@@ -348,7 +347,7 @@ class IntegerRows:
         return row, (*after, *rows[number - kept + 1 :])
 
     def block(
-        self, transition: FloatArray, known: RealArray, row_of_z: Callable[[int], IntArray]
+        self, transition: FloatArray, known: RealArray, row_of_z: Callable[[int], RealArray]
     ) -> tuple[IntArray, FloatArray]:
         """Computes the rows of a block of rounds, and the state vectors after the block.
 
@@ -384,7 +383,7 @@ class IntegerRows:
             following += of_driving[num_rows:] @ made.astype(np.float64)
         return made, following
 
-    def integer_row(self, z: IntArray, earlier: FloatArray) -> IntArray:
+    def integer_row(self, z: RealArray, earlier: FloatArray) -> IntArray:
         """Returns a row of noise, (...) int64 in steps of ``steps``, from its row of Z.
 
         Args:
@@ -392,7 +391,7 @@ class IntegerRows:
           earlier: (...) float64: the part of the row that follows from earlier rows, in steps of Z.
         """
         sums = z + np.rint(earlier).astype(np.int64) + (1 << (self.shift - 1))
-        return np.asarray(sums >> self.shift)
+        return np.asarray(np.right_shift(sums, self.shift))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -623,7 +622,7 @@ def clip_to_grid(
     pieces = [*zip(engine.pieces(update), engine.pieces(steps), strict=True)]
     unit, scale, _ = scaling(update, clip_norm, float(steps_per_clip_norm), engine)
 
-    def in_steps(piece: tuple[RealArray, IntArray], *, is_shorter: bool) -> int:
+    def in_steps(piece: tuple[RealArray, RealArray], *, is_shorter: bool) -> int:
         found = piece[1]
         (engine.to_grid or _to_grid)(piece[0], unit, scale, is_shorter, found)
         largest = max(int(found.max()), -int(found.min()))
@@ -683,7 +682,9 @@ def _squares(entries: RealArray, unit: float, units: float) -> int:
     return int(np.ceil(wide, out=wide).astype(np.int64).sum())
 
 
-def _to_grid(entries: RealArray, unit: float, scale: float, is_short: bool, into: IntArray) -> None:
+def _to_grid(
+    entries: RealArray, unit: float, scale: float, is_short: bool, into: RealArray
+) -> None:
     """Scales entries and fills ``into`` with integers: nearest ones, or rounded towards zero.
 
     An entry beyond 2^51 steps becomes another integer of at least that size, and the caller refuses

@@ -13,7 +13,6 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -187,7 +186,7 @@ class ObservedParticipation:
         widened = Schema(most, min(planned_separation, self.separation or rounds))
         return check(plan.without_draws(taking_part=widened, num_rounds=rounds, basis=Basis.LEDGER))
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Returns a JSON-able mapping; which clients a sampler drew is secret and left out."""
         if self.keeps_sampling:
             return {"num_rounds": self.num_rounds, "keeps_sampling": True}

@@ -113,7 +113,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterator
-from typing import Any, ClassVar, TypeAlias, TypeVar, final, get_args
+from typing import ClassVar, TypeAlias, TypeVar, final, get_args
 
 import numpy as np
 import scipy.optimize
@@ -433,7 +433,7 @@ class StrategyColumns:
             raise NotProved("the roundings of the rows have no finite bound.")
         return cls(entries, max(LARGEST_ROUNDING, moved))
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         # Copying and unpickling call the constructor, which computes the digest of the entries.
         return StrategyColumns, (self.entries, self.rounding)
 
@@ -591,12 +591,11 @@ class SampledRun:
             there is little noise.
           coarser: The factor by which the interval of the grid is larger than that epsilon needs.
         """
-        draws: Any = self.draws
-        if isinstance(draws, RandomAllocation):
-            sizes = draws.rounds_of_cycle, draws.rounds_of_group, self.sigma
+        if isinstance(self.draws, RandomAllocation):
+            sizes = self.draws.rounds_of_cycle, self.draws.rounds_of_group, self.sigma
             return losses_of_cycles(*sizes, coarser=coarser)
         interval = max(coarser * _interval_for(epsilon), self._finest_interval)
-        return _losses_of_rounds(draws, self.sigma, interval)
+        return _losses_of_rounds(self.draws, self.sigma, interval)
 
     @np.errstate(under="ignore")
     def losses(self, interval: float) -> _Losses:
@@ -609,13 +608,12 @@ class SampledRun:
         Args:
           interval: Losses are multiples of this number.
         """
-        draws: Any = self.draws
         if not self.composes_amplified:
             return gaussian_losses(self.noise_multiplier, interval)
-        if isinstance(draws, RandomAllocation):
-            sizes = draws.rounds_of_cycle, draws.rounds_of_group, self.sigma
+        if isinstance(self.draws, RandomAllocation):
+            sizes = self.draws.rounds_of_cycle, self.draws.rounds_of_group, self.sigma
             return losses_of_cycles(*sizes, interval=interval)
-        return _losses_of_rounds(draws, self.sigma, interval)
+        return _losses_of_rounds(self.draws, self.sigma, interval)
 
     @property
     def _finest_interval(self) -> float:
@@ -671,7 +669,7 @@ def _of_divergences(
     )
 
 
-def _one_direction(interval: float, forward: FloatArray, backward: FloatArray) -> Any:
+def _one_direction(interval: float, forward: FloatArray, backward: FloatArray) -> DensePLDPmf:
     """Returns the loss masses of one direction, from a pair's divergences in both directions."""
     highest = max(int(np.count_nonzero(forward > _NEGLIGIBLE)), 1)
     lowest = max(int(np.count_nonzero(backward > _NEGLIGIBLE)), 1)
@@ -772,10 +770,9 @@ def _grid_to(most: float, interval: float) -> FloatArray:
     return np.asarray(np.arange(max(math.ceil(most / interval), 1) + 1) * interval)
 
 
-def _losses_of_rounds(
-    draws: Poisson | TruncatedPoisson | FixedSize, sigma: float, interval: float
-) -> _Losses:
+def _losses_of_rounds(draws: Draws, sigma: float, interval: float) -> _Losses:
     """Returns the privacy losses of all rounds of a group together, by composition."""
+    assert isinstance(draws, Poisson | TruncatedPoisson | FixedSize), draws
     one, most = _losses_of_round(draws, sigma, interval), draws.most_participations
     return one if most == 1 else one.self_compose(most)
 

@@ -15,17 +15,18 @@ import hashlib
 import math
 import operator
 from collections.abc import Callable, Iterable
-from typing import Any, TypeAlias, get_args
+from typing import ClassVar, Protocol, SupportsIndex, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
-IntArray: TypeAlias = npt.NDArray[np.integer[Any]]
+FloatArray: TypeAlias = npt.NDArray[np.float64]
+_Integers: TypeAlias = np.int32 | np.int64 | np.uint8 | np.uint32
+IntArray: TypeAlias = npt.NDArray[_Integers]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
-ComplexArray: TypeAlias = npt.NDArray[np.complexfloating[Any, Any]]
+ComplexArray: TypeAlias = npt.NDArray[np.complex128]
 # Real numbers, as in rows of noise: floats, or integers in quantization steps.
-RealArray: TypeAlias = FloatArray | IntArray
+RealArray: TypeAlias = npt.NDArray[np.float32 | np.float64 | _Integers]
 # Types of entries that are refused as numbers, though NumPy converts them without an error.
 _NO_NUMBERS = (
     *(bool, np.bool_, str, bytes, type(None), np.ma.MaskedArray),
@@ -37,6 +38,12 @@ _MOST_SHOWN = 80
 _DIGITS = tuple(map(str, range(1, 16)))
 # A precision that is enough for all decimal digits of any float.
 _ALL_DIGITS = 1100
+
+
+class Dataclass(Protocol):
+    """An instance of a dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[object]]]
 
 
 class Error(Exception):
@@ -65,7 +72,7 @@ class ReleaseError(Error, RuntimeError):
     """Raised if a round must not be released: nothing was released, and the state is unchanged."""
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """Returns a value as text for a message; arrays and long values by shape, length or type."""
     shape = getattr(value, "shape", None)
     if isinstance(shape, tuple) and shape:
@@ -77,16 +84,16 @@ def shown(value: Any) -> str:
     return f"a {type(value).__name__}{length}"
 
 
-def positive_integer(value: Any, name: str) -> int:
+def positive_integer(value: object, name: str) -> int:
     """Returns ``value`` as an int, or raises ValueError unless it is an integer of at least 1."""
     return integer_at_least(value, 1, name)
 
 
-def integer_at_least(value: Any, smallest: int, name: str) -> int:
+def integer_at_least(value: object, smallest: int, name: str) -> int:
     """Returns ``value`` as an int, or raises ValueError unless it is one and >= ``smallest``."""
     value = _scalar(value)
     try:
-        if isinstance(value, (bool, np.bool_)):
+        if isinstance(value, (bool, np.bool_)) or not isinstance(value, SupportsIndex):
             raise TypeError
         integer = operator.index(value)
     except TypeError:
@@ -96,12 +103,12 @@ def integer_at_least(value: Any, smallest: int, name: str) -> int:
     return integer
 
 
-def non_negative_integer(value: Any, name: str) -> int:
+def non_negative_integer(value: object, name: str) -> int:
     """Returns ``value`` as an int, or raises ValueError unless it is an integer of at least 0."""
     return integer_at_least(value, 0, name)
 
 
-def set_checked(frozen: Any, **checks: Callable[[Any, str], Any]) -> None:
+def set_checked(frozen: Dataclass, **checks: Callable[[object, str], object]) -> None:
     """Replaces attributes of a frozen dataclass by checked values; an allowed None stays None.
 
     Args:
@@ -118,17 +125,17 @@ def set_checked(frozen: Any, **checks: Callable[[Any, str], Any]) -> None:
             object.__setattr__(frozen, name, check(value, name))
 
 
-def set_positive_integers(frozen: Any, *names: str) -> None:
+def set_positive_integers(frozen: Dataclass, *names: str) -> None:
     """Replaces attributes of a frozen dataclass by ints, which must be at least 1."""
     set_checked(frozen, **dict.fromkeys(names, positive_integer))
 
 
-def finite_number(value: Any, name: str) -> float:
+def finite_number(value: object, name: str) -> float:
     """Returns ``value`` as a float, or raises ValueError unless it is a finite number."""
     return _checked(value, name, "must be finite", lambda _: True)
 
 
-def number(value: Any, name: str) -> float:
+def number(value: object, name: str) -> float:
     """Returns ``value`` as a float, or raises ValueError unless it is a real number.
 
     Args:
@@ -145,33 +152,33 @@ def number(value: Any, name: str) -> float:
     return float(array)
 
 
-def fraction(value: Any, name: str) -> float:
+def fraction(value: object, name: str) -> float:
     """Returns ``value`` as a float, or raises ValueError unless it is a number from 0 to 1."""
     return _checked(value, name, "must be between 0 and 1", lambda x: 0.0 <= x <= 1.0)
 
 
-def positive_number(value: Any, name: str) -> float:
+def positive_number(value: object, name: str) -> float:
     """Returns ``value`` as a float, or raises ValueError unless it is finite and above zero."""
     return _checked(value, name, "must be above zero", lambda x: x > 0.0)
 
 
-def non_negative_number(value: Any, name: str) -> float:
+def non_negative_number(value: object, name: str) -> float:
     """Returns ``value`` as a float, or raises ValueError unless it is finite and >= 0."""
     return _checked(value, name, "must not be negative", lambda x: x >= 0.0)
 
 
-def epsilon(value: Any, name: str = "epsilon") -> float:
+def epsilon(value: object, name: str = "epsilon") -> float:
     """Returns the epsilon of a guarantee as a float, or raises ValueError unless it is >= 0."""
     return _checked(value, name, "must not be negative", lambda x: x >= 0.0, is_finite=False)
 
 
-def delta(value: Any, name: str = "delta") -> float:
+def delta(value: object, name: str = "delta") -> float:
     """Returns the delta of a guarantee as a float, or raises ValueError unless 0 < delta < 1."""
     return _checked(value, name, "must be above 0 and below 1", lambda x: 0.0 < x < 1.0)
 
 
 def _checked(
-    value: Any, name: str, must: str, holds: Callable[[float], bool], *, is_finite: bool = True
+    value: object, name: str, must: str, holds: Callable[[float], bool], *, is_finite: bool = True
 ) -> float:
     """Returns a value as a float, or raises ValueError unless a condition holds; NaN never does."""
     found = number(value, name)
@@ -182,7 +189,7 @@ def _checked(
     raise ValueError(f"{name} {must}, found {found}.")
 
 
-def real_array(values: Any, name: str) -> FloatArray:
+def real_array(values: object, name: str) -> FloatArray:
     """Returns ``values`` as a float64 array of any shape; NaN and infinity are taken.
 
     Args:
@@ -198,7 +205,7 @@ def real_array(values: Any, name: str) -> FloatArray:
     return _reals(values, name, "an array of numbers, and real")
 
 
-def _reals(values: Any, name: str, must: str) -> FloatArray:
+def _reals(values: object, name: str, must: str) -> FloatArray:
     """Returns values as a float64 array, or raises ValueError unless all are real numbers."""
     try:
         array = np.asarray(values)
@@ -217,12 +224,12 @@ def _reals(values: Any, name: str, must: str) -> FloatArray:
         raise ValueError(f"{name} must be {must}, found {shown(values)}.") from None
 
 
-def _scalar(value: Any) -> Any:
+def _scalar(value: object) -> object:
     """Returns the number in an array without dimensions, and any other value unchanged."""
     return value[()] if isinstance(value, np.ndarray) and value.ndim == 0 else value
 
 
-def digest(described: str, arrays: Iterable[npt.NDArray[Any]] = (), key: bytes = b"") -> bytes:
+def digest(described: str, arrays: Iterable[RealArray] = (), key: bytes = b"") -> bytes:
     """Returns a 32-byte digest of a text and of arrays: their dtypes, shapes and numbers.
 
     Args:

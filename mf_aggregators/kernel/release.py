@@ -31,13 +31,13 @@ import os
 import pathlib
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, NoReturn, final
+from typing import ClassVar, NoReturn, TypeAlias, final
 
 import numpy as np
 
 from mf_aggregators.kernel import draws, integers, numbers
 from mf_aggregators.kernel.claim import Claim, Guarantee, Sealed, claim_of, made
-from mf_aggregators.kernel.draws import NOISE_FORMAT, PLAIN, TILE, Engine
+from mf_aggregators.kernel.draws import NOISE_FORMAT, PLAIN, TILE, Compiled, Engine
 from mf_aggregators.kernel.integers import IntegerRows, IntegerSums, Rounding, RowLayout, Segment
 from mf_aggregators.kernel.numbers import FloatArray, IntArray, NotProved, RealArray, ReleaseError
 from mf_aggregators.kernel.rows import BandedNoise, Blocks, NoiseRecursion, check_rounds
@@ -55,6 +55,8 @@ _ANOTHER_PROCESS = (
 )
 # Relative tolerance in the check that the noise of an extended run covers the sigma of its claim.
 _TOLERANCE = 1e-12
+# For each segment, the vectors of earlier rounds that later rows need.
+_Histories: TypeAlias = Sequence[tuple[RealArray, ...]]
 
 
 @final
@@ -135,10 +137,10 @@ class ReleaseRecord:
         _write_durably(path, content, replaces=replaces)
         return path.read_bytes()
 
-    def __deepcopy__(self, _: Any) -> "ReleaseRecord":
+    def __deepcopy__(self, _: object) -> "ReleaseRecord":
         return self
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         if self._directory is None:
             raise ReleaseError(_ANOTHER_PROCESS)
         return ReleaseRecord, (self._directory,)
@@ -175,7 +177,7 @@ class ReleaseState(Sealed):
         return "stream-" + "-".join(map(str, self.stream.tolist()))
 
 
-def _state(i: int, seeds: Sequence[IntArray], histories: Any, digest: bytes) -> ReleaseState:
+def _state(i: int, seeds: Sequence[IntArray], histories: _Histories, digest: bytes) -> ReleaseState:
     """Makes the state before round i, from a seed and the name of its stream."""
     for array in (*seeds, *itertools.chain.from_iterable(histories)):
         array.flags.writeable = False
@@ -229,7 +231,7 @@ class Release:
     is_on_disk: bool = False
     directory: pathlib.Path | None = None
     label: str = ""
-    compiled: Callable[[], Sequence[Any]] | None = None
+    compiled: Callable[[], Compiled] | None = None
     rows: IntegerRows = dataclasses.field(init=False, repr=False)
     blocks: Blocks | None = dataclasses.field(init=False, repr=False)
     stddev: float = dataclasses.field(init=False)
@@ -449,7 +451,7 @@ class Release:
         return self._following(state, histories), released
 
     def added(
-        self, i: int, sums: Sequence[IntArray], row: Sequence[IntArray], scales: Sequence[float]
+        self, i: int, sums: Sequence[IntArray], row: Sequence[RealArray], scales: Sequence[float]
     ) -> list[FloatArray]:
         """Returns the release of a sum and a row, without looking at the record.
 
@@ -467,7 +469,7 @@ class Release:
         step = float(self.rows.steps[i] * self.stddev)
         released = [np.empty(each.shape) for each in sums]
 
-        def add(scale: float, piece: tuple[Any, Any, Any]) -> None:
+        def add(scale: float, piece: tuple[RealArray, RealArray, RealArray]) -> None:
             found, each, noise = piece
             wide = each.astype(np.float64)
             if self.has_noise:
@@ -532,12 +534,12 @@ class Release:
         """
         self.check_state(state)
         seeds, release = (state.seed, state.stream), np.frombuffer(state.digest, np.uint8)
-        values: Any = np.array(state.round_index), *seeds, release
+        values = np.array(state.round_index), *seeds, release
         arrays = dict(zip(_NUMBERS_OF_STATES, values, strict=True))
         arrays |= {f"history_{k}": np.array(each) for k, each in enumerate(state.histories)}
         return {**arrays, "digest": np.frombuffer(_digest_of(arrays), np.uint8)}
 
-    def state_of(self, arrays: Mapping[str, Any]) -> ReleaseState:
+    def state_of(self, arrays: Mapping[str, object]) -> ReleaseState:
         """Returns the state that :meth:`arrays_of` wrote, for this run or a run that it extends.
 
         Args:
@@ -564,7 +566,7 @@ class Release:
     def _engine(self) -> contextlib.AbstractContextManager[Engine]:
         size = self._known.size
         functions = self.compiled() if self.compiled is not None and size >= TILE else ()
-        return Engine.of_size(size, *functions)
+        return Engine.of_size(size, functions)
 
     def _check_compiled(self) -> None:
         """Raises ReleaseError if a compiled function draws other noise than the kernel."""
@@ -579,7 +581,7 @@ class Release:
             raise ValueError("the shapes of vectors are not known: use Release.with_layout.")
         return self.layout
 
-    def _set(self, **values: Any) -> None:
+    def _set(self, **values: object) -> None:
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
@@ -650,9 +652,7 @@ class Release:
                 made.append(self.rows.next_row(i, history, z, engine))
         return [row for row, _ in made], [after for _, after in made]
 
-    def _following(
-        self, state: ReleaseState, histories: Sequence[tuple[RealArray, ...]]
-    ) -> ReleaseState:
+    def _following(self, state: ReleaseState, histories: _Histories) -> ReleaseState:
         seeds = state.seed, state.stream
         return _state(state.round_index + 1, seeds, histories, self.digest)
 
@@ -732,12 +732,12 @@ class RowsInFiles:
         blocks, unit = self.blocks, self.rows.recursion.normalised
         start, vectors = int(blocks.starts[block]), unit.num_state_vectors
         kept = range(start - blocks.num_earlier_rows(block), start)
-        rows = [self._read(tile, f"row-{i}", np.int32) for i in kept]
-        first, state = block, np.zeros(vectors * tile.size)
-        if vectors and block:
-            state = self._read(tile, f"state-{block}", np.float64)
-        if any(each is None for each in (state, *rows)):
-            first, rows, state = 0, [], np.zeros(vectors * tile.size)
+        known_rows = [self._read(tile, f"row-{i}", np.int32) for i in kept]
+        rows = [each for each in known_rows if each is not None]
+        first, zeros = block, np.zeros(vectors * tile.size)
+        state = self._read(tile, f"state-{block}", np.float64) if vectors and block else zeros
+        if state is None or len(rows) < len(known_rows):
+            first, rows, state = 0, [], zeros
         state = state.reshape(vectors, tile.size)
         for number in range(first, block + 1):
             known = np.concatenate([np.reshape(rows, (-1, tile.size)), state])
@@ -766,7 +766,9 @@ class RowsInFiles:
     def _path(self, tile: Segment, name: str) -> pathlib.Path:
         return self.directory / f"tile-{tile.first_tile}" / name
 
-    def _read(self, tile: Segment, name: str, dtype: Any) -> Any:
+    def _read(
+        self, tile: Segment, name: str, dtype: type[np.int32 | np.float64]
+    ) -> RealArray | None:
         """Returns the numbers of a file; None if it is missing, damaged or of another name."""
         try:
             contents = self._path(tile, name).read_bytes()

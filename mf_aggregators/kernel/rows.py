@@ -76,7 +76,7 @@ import functools
 import itertools
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 import scipy.fft
@@ -131,8 +131,10 @@ class NoiseRecursion(abc.ABC):
     num_state_vectors: int = 0
     rows_of_z_per_round: int = 1
     is_toeplitz: bool = False
+    # Each kind of matrix is a dataclass.
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[object]]]
 
-    def _set(self, **values: Any) -> None:
+    def _set(self, **values: object) -> None:
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
@@ -174,10 +176,10 @@ class NoiseRecursion(abc.ABC):
         # A read-only buffer cannot be made writeable again by a flag.
         self._set(**{name: np.asarray(array.data.toreadonly())})
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         # Copying and unpickling call the constructor, because a copy that NumPy makes could be
         # written to.
-        fields = dataclasses.fields(self)  # type: ignore[arg-type]
+        fields = dataclasses.fields(self)
         return type(self), tuple(getattr(self, field.name) for field in fields)
 
     @property
@@ -306,7 +308,7 @@ class NoiseRecursion(abc.ABC):
                 covariance = after[first:, first:]
             return np.sqrt(squares), np.sqrt(most)
 
-    def fingerprint(self, described: Any) -> bytes:
+    def fingerprint(self, described: object) -> bytes:
         """Returns a digest of a description and of all numbers of this matrix, bit for bit.
 
         Matrices of other classes, dtypes or shapes have other digests, and so do matrices that
@@ -320,8 +322,7 @@ class NoiseRecursion(abc.ABC):
         Returns:
           32 bytes.
         """
-        fields: Any = self
-        values = {each.name: getattr(self, each.name) for each in dataclasses.fields(fields)}
+        values = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
         arrays = {name: each for name, each in values.items() if isinstance(each, np.ndarray)}
         # JSON writes the shortest text of a float, which no other float has.
         others = {
@@ -546,11 +547,11 @@ class ScaledNoise(NoiseRecursion):
         return weights
 
 
-def is_complete(size: Any) -> Any:
+def is_complete(size: int) -> bool:
     """Returns whether a tree node over ``size`` leaves is released, which powers of two are.
 
     Args:
-      size: The number of leaves, an integer or an array of integers.
+      size: The number of leaves.
     """
     return size & (size - 1) == 0
 
@@ -947,7 +948,7 @@ def _of_transition(rows: NoiseRecursion, num_rounds: int) -> tuple[Strategy, flo
     except MemoryError:
         advice = "use fewer rounds, or a matrix that is banded, Toeplitz or a BLT"
         raise NotProved(f"too little memory for C of {num_rounds} rounds: {advice}.") from None
-    unit: Any = rows.normalised
+    unit = rows.normalised
     diagonal, vectors = rows.diagonal[:num_rounds], rows.num_state_vectors
 
     def weights(of: NoiseRecursion) -> FloatArray:
@@ -959,7 +960,7 @@ def _of_transition(rows: NoiseRecursion, num_rounds: int) -> tuple[Strategy, flo
     if vectors:
         # The sums of the magnitudes of the terms of each entry, which bound the rounding errors.
         arrays = {name: np.abs(each) for name, each in vars(unit).items() if np.ndim(each)}
-        magnitudes: Any = dataclasses.replace(unit, **arrays)
+        magnitudes = dataclasses.replace(unit, **arrays)
         sizes = weights(magnitudes)
         np.fill_diagonal(sizes, magnitudes.diagonal[:num_rounds])
     if rows.draws_earlier_rows_of_z:

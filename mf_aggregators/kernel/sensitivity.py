@@ -56,7 +56,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias, final
+from typing import NamedTuple, TypeAlias, final
 
 import numpy as np
 import scipy.linalg
@@ -396,11 +396,11 @@ class Sensitivity(float):
         """The sensitivity as a plain float."""
         return float(self)
 
-    def replace(self, **changes: Any) -> "Sensitivity":
+    def replace(self, **changes: object) -> "Sensitivity":
         """Returns a copy of the sensitivity with some attributes changed."""
-        return Sensitivity(**{"value": self.value, **vars(self), **changes})
+        return Sensitivity(**(vars(self) | {"value": self.value} | changes))
 
-    def __getnewargs_ex__(self) -> tuple[tuple[float], dict[str, Any]]:
+    def __getnewargs_ex__(self) -> tuple[tuple[float], dict[str, object]]:
         return (float(self),), vars(self)
 
     def __repr__(self) -> str:

@@ -10,13 +10,11 @@ longer.
 import functools
 import os
 import warnings
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from mf_aggregators.kernel import draws, integers
-from mf_aggregators.kernel.draws import TILE, Engine
+from mf_aggregators.kernel.draws import TILE, Compiled, Engine
 from mf_aggregators.kernel.numbers import IntArray, RealArray
 
 # The dtypes for which clipping is compiled; other floats are converted to one of these.
@@ -24,7 +22,7 @@ _COMPILED_DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
 
 
 @functools.cache
-def load() -> tuple[Callable[..., Any], ...]:
+def load() -> Compiled:
     """Returns the compiled functions for ``kernel.draws.Engine``; empty without Numba.
 
     If Numba is installed but does not work, or clips differently from the kernel, it warns and
@@ -47,7 +45,7 @@ def load() -> tuple[Callable[..., Any], ...]:
         return int(numba_tiles.squares(_plain(entries), unit, units))
 
     def to_grid(
-        entries: RealArray, unit: float, scale: float, is_short: bool, into: IntArray
+        entries: RealArray, unit: float, scale: float, is_short: bool, into: RealArray
     ) -> None:
         from mf_aggregators.noise import numba_tiles
 
@@ -71,7 +69,7 @@ def _plain(entries: RealArray) -> RealArray:
     return entries if is_plain else entries.astype(np.float64)
 
 
-def _check_clipping(functions: tuple[Callable[..., Any], ...]) -> None:
+def _check_clipping(functions: Compiled) -> None:
     """Raises ArithmeticError if the functions clip test updates differently from the kernel."""
     drawn = np.random.default_rng().standard_normal(TILE)
     updates: tuple[RealArray, ...] = drawn.astype(np.float32), drawn

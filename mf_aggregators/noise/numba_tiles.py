@@ -6,17 +6,18 @@ turn into vector instructions: for this its ten double rounds are written one af
 """
 
 from collections.abc import Callable
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import numba
 import numpy as np
 
 from mf_aggregators.kernel import draws, integers
 from mf_aggregators.kernel.draws import FIRST_TIE_BLOCK, TIE_BLOCKS_PER_TILE, TIE_WORDS, TILE
+from mf_aggregators.kernel.numbers import IntArray, RealArray
 
-_Words: TypeAlias = tuple[Any, ...]
+_Words: TypeAlias = tuple[np.uint32, ...]
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
+_Function = TypeVar("_Function")
 _GROUPS = 64
 _CONSTANTS = tuple(np.frombuffer(b"expand 16-byte k", "<u4"))
 _7, _8, _12, _16, _20, _24, _25 = map(np.uint32, (7, 8, 12, 16, 20, 24, 25))
@@ -30,7 +31,7 @@ def _compiled(function: _Function) -> _Function:
 
 
 @_compiled
-def _quarter(a: Any, b: Any, c: Any, d: Any) -> _Words:
+def _quarter(a: np.uint32, b: np.uint32, c: np.uint32, d: np.uint32) -> _Words:
     a = np.uint32(a + b)
     d = np.uint32(d ^ a)
     d = np.uint32((d << _16) | (d >> _16))
@@ -60,7 +61,7 @@ def _double_round(x: _Words) -> _Words:
 
 
 @_compiled
-def _blocks(key: Any, row: Any, first: int, step: int, found: Any) -> None:
+def _blocks(key: IntArray, row: int, first: int, step: int, found: IntArray) -> None:
     """Fills an array with the words of ChaCha20 blocks first, first + step, ..., word by word."""
     k0, k1, k2, k3 = key[0], key[1], key[2], key[3]
     n0, n1 = np.uint32(row), np.uint32(row >> 32)
@@ -68,7 +69,7 @@ def _blocks(key: Any, row: Any, first: int, step: int, found: Any) -> None:
     for j in range(_GROUPS):
         counter = first + step * j
         low, high = np.uint32(counter), np.uint32(counter >> 32)
-        x = (e0, e1, e2, e3, k0, k1, k2, k3, k0, k1, k2, k3, low, high, n0, n1)
+        x: _Words = (e0, e1, e2, e3, k0, k1, k2, k3, k0, k1, k2, k3, low, high, n0, n1)
         x = _double_round(_double_round(_double_round(_double_round(_double_round(x)))))
         x = _double_round(_double_round(_double_round(_double_round(_double_round(x)))))
         found[j] = x[0] + e0
@@ -90,7 +91,9 @@ def _blocks(key: Any, row: Any, first: int, step: int, found: Any) -> None:
 
 
 @_compiled
-def _is_less(key: Any, row: Any, tile: int, tie: int, threshold: Any, block: Any) -> bool:
+def _is_less(
+    key: IntArray, row: int, tile: int, tie: int, threshold: IntArray, block: IntArray
+) -> bool:
     """Whether a tie's further random words are less, as a number, than those of a threshold."""
     held = -1
     for place in range(TIE_WORDS):
@@ -105,7 +108,9 @@ def _is_less(key: Any, row: Any, tile: int, tie: int, threshold: Any, block: Any
 
 
 @_compiled
-def fill(key: Any, row: Any, tile: int, packed: Any, further: Any, found: Any) -> None:
+def fill(
+    key: IntArray, row: int, tile: int, packed: IntArray, further: IntArray, found: IntArray
+) -> None:
     """Fills a tile with entries of a row of Z, as ``kernel.draws`` defines them.
 
     Args:
@@ -152,7 +157,9 @@ def fill(key: Any, row: Any, tile: int, packed: Any, further: Any, found: Any) -
                 found[16 * (start + j) + place] = total
 
 
-def _compiled_for_entries(result: Any, *arguments: Any) -> Callable[[_Function], _Function]:
+def _compiled_for_entries(
+    result: numba.types.Type, *arguments: numba.types.Type
+) -> Callable[[_Function], _Function]:
     """Compiles a function for read-only or writable arrays of float32 and of float64 entries."""
     kinds = (numba.types.Array(each, 1, "C", readonly=True) for each in (_F4, _F8))
     signatures = [result(kind, *arguments) for kind in kinds]
@@ -161,7 +168,7 @@ def _compiled_for_entries(result: Any, *arguments: Any) -> Callable[[_Function],
 
 
 @_compiled_for_entries(numba.int64, _F8, _F8)
-def squares(entries: Any, unit: float, units: float) -> Any:
+def squares(entries: RealArray, unit: float, units: float) -> np.int64:
     """Returns the sum of squares that ``kernel.integers._squares`` defines."""
     total = np.int64(0)
     for place in range(entries.size):
@@ -171,7 +178,7 @@ def squares(entries: Any, unit: float, units: float) -> Any:
 
 
 @_compiled_for_entries(numba.void, _F8, _F8, numba.boolean, numba.int64[::1])
-def to_grid(entries: Any, unit: float, scale: float, is_short: bool, into: Any) -> None:
+def to_grid(entries: RealArray, unit: float, scale: float, is_short: bool, into: RealArray) -> None:
     """Fills ``into`` with the quantization steps that ``kernel.integers._to_grid`` defines."""
     if is_short:
         for place in range(entries.size):

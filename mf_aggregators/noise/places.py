@@ -27,6 +27,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Sequence
+from typing import TypedDict
 
 import numpy as np
 
@@ -403,6 +404,13 @@ def _check_room(directory: pathlib.Path, needed_bytes: int) -> None:
 
 class RecordError(Error, ValueError):
     """A record of sums cannot be read, or is not that of the run; the message says why."""
+
+
+class SumsEvidence(TypedDict, total=False):
+    """The attributes of a statement's ``Evidence`` that describe a record of sums."""
+
+    num_sums: int
+    record_sha256: str
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,8 +18,8 @@ import hashlib
 import json
 import math
 import pathlib
-from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from typing import TypeAlias
 
 import numpy as np
 import scipy.optimize
@@ -319,10 +319,12 @@ def _certificate_of(
     # The description is compared with one from JSON, so it is converted to JSON's types.
     description = json.loads(json.dumps(description))  # noqa: TID251
 
-    def kept(contents: Mapping[str, Any] | None) -> Certificate | None:
+    def kept(contents: object) -> Certificate | None:
         """The certificate of a cached entry, after a new proof; None if it is for other inputs."""
         if contents is None:
             return None
+        if not isinstance(contents, dict):
+            raise TypeError("its certificate is no object")
         values = {field.name: contents[field.name] for field in dataclasses.fields(Certificate)}
         found = Certificate(**{**values, "thresholds": tuple(values["thresholds"])})
         is_asked_for = (
@@ -465,7 +467,7 @@ class _TuningSamples:
 
     def _grow(self, count: int) -> None:
         key = _tuning_key(self._seed, self._sampler.order, self._num_outputs)
-        self._losses = np.concatenate(list(self._sampler.batches(key, count)))
+        self._losses = np.concatenate(list(self._sampler.batches(key, count, np.asarray)))
 
     def is_clear(self, epsilon: float) -> bool:
         """Whether the samples decide clearly: mean far below (with largest terms), or far above."""
@@ -637,7 +639,7 @@ class _SamplesOfQ:
     def _losses(self) -> FloatArray:
         key = _tuning_key(self._seed, 0, self._pair.num_outputs)
         sampler, count = ImportanceSampler(self._pair, 0), _num_tuning_outputs_of_q(self._pair)
-        drawn = sampler.batches(key, count)
+        drawn = sampler.batches(key, count, np.asarray)
         return np.sort(np.concatenate(list(drawn)))
 
     def thresholds(self, epsilon: float) -> tuple[tuple[float, float], int] | None:

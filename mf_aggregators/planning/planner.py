@@ -566,7 +566,7 @@ def _lower_bound(setting: Setting, cache: pathlib.Path, schema: Participation) -
         bound,
         field="errors",
         to_json=dataclasses.astuple,
-        from_json=lambda errors: LowerBound(*map(float, errors)),
+        from_json=lambda errors: LowerBound(*map(float, inputs.part(errors, list))),
     )
 
 
@@ -619,7 +619,7 @@ def _for_timers(
 
 def _bands(variant: Variant) -> int:
     """The number of bands in a variant's options, or 0."""
-    return int(variant.options.get("num_bands", 0))
+    return inputs.part(variant.options.get("num_bands", 0), int)
 
 
 def _for_scheme(setting: Setting, own: Mapping[str, Factorization], name: str) -> list[Variant]:

@@ -306,7 +306,9 @@ class Candidate:
     def num_bands(self) -> int | None:
         """The number of bands in the options or the sampling scheme; None if neither has one."""
         scheme = self.mechanism.sampling
-        return self.variant.options.get("num_bands") if scheme is None else scheme.num_bands
+        found = self.variant.options.get("num_bands")
+        own = None if found is None else inputs.part(found, int)
+        return own if scheme is None else scheme.num_bands
 
     @property
     def name(self) -> str:

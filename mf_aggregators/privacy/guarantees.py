@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from dp_accounting import dp_event
@@ -66,7 +65,7 @@ def of_part(guarantee: Guarantee) -> Guarantee:
     return claim.check(dataclasses.replace(whole, sigma=0.5 * whole.sigma, epsilon=None))
 
 
-def part_of_client(guarantee: Guarantee) -> dict[str, Any]:
+def part_of_client(guarantee: Guarantee) -> dict[str, float | None]:
     """Returns the guarantee of a part of a client's data: an example, or one of several people.
 
     With the part of its data and without it, the client sends updates within the clip norm, which

@@ -32,7 +32,7 @@ import re
 import unicodedata
 import zipfile
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -162,7 +162,7 @@ class Ledger:
             return given
         if isinstance(given, (str, os.PathLike)):
             return load(given, num_rounds)
-        of_clients: dict[Any, list[Any]] = {}
+        of_clients: dict[object, list[int]] = {}
         if isinstance(given, Mapping):
             of_clients = {client: sorted(rounds) for client, rounds in given.items()}
         elif isinstance(given, Sequence) and not any(isinstance(each, str) for each in given):
@@ -218,9 +218,8 @@ def _joined(of_clients: Iterable[IntArray]) -> IntArray:
 
 
 # The types that ``Ledger.of`` accepts.
-GivenLedger: TypeAlias = (
-    Ledger | str | os.PathLike[str] | Mapping[Any, Iterable[int]] | Sequence[Iterable[Any]]
-)
+_ByClient: TypeAlias = Mapping[str, Iterable[int]] | Mapping[int, Iterable[int]]
+GivenLedger: TypeAlias = Ledger | str | os.PathLike[str] | _ByClient | Sequence[Iterable[object]]
 
 
 def write(
@@ -399,7 +398,7 @@ def people_of(
 
 def _read_lines(
     path: pathlib.Path,
-    add: Callable[..., None],
+    add: Callable[[str], None] | Callable[[str, str], None] | Callable[[str, str, str], None],
     headings: Container[tuple[str, ...]],
     expected: str,
     num_fields: int,
@@ -674,7 +673,9 @@ class RoundTimes(TimedRounds):
     """
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], timer_hours: float, **options: Any) -> "RoundTimes":
+    def load(
+        cls, path: str | os.PathLike[str], timer_hours: float, **options: object
+    ) -> "RoundTimes":
         """Reads the times of rounds from a text file.
 
         Args:
@@ -722,7 +723,8 @@ class RoundTimes(TimedRounds):
             raise LedgerError(f"{path} has no rounds.")
         starts, ends = np.array(times).T
         try:
-            return cls(starts, ends, timer_hours, **options)
+            # The class checks its arguments.
+            return cls(starts, ends, timer_hours, **options)  # type: ignore[arg-type]
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
 

@@ -11,13 +11,17 @@ import pathlib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
 from mf_aggregators import inputs
 from mf_aggregators.kernel.claim import Guarantee
 from mf_aggregators.kernel.ledger import NO_COUNTS
 from mf_aggregators.kernel.numbers import Error, rounded_down, rounded_up
 
+if TYPE_CHECKING:
+    import jinja2
+
+_Finalize: TypeAlias = Callable[[object], object] | None
 # The number of the document's format, which is raised when older programs cannot read a change.
 FORMAT = 3
 # The text for a fact that is not stated.
@@ -46,7 +50,7 @@ class StatementError(Error, ValueError):
     """A file is not a statement that this version can read; the message says why."""
 
 
-def canonical(document: Mapping[str, Any]) -> str:
+def canonical(document: Mapping[str, object]) -> str:
     """Returns the JSON text of a document.
 
     Args:
@@ -55,7 +59,7 @@ def canonical(document: Mapping[str, Any]) -> str:
     return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def read(path: str | os.PathLike[str]) -> dict[str, Any]:
+def read(path: str | os.PathLike[str]) -> dict[str, object]:
     """Reads and checks a statement's JSON file.
 
     Args:
@@ -92,7 +96,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     return document
 
 
-def render(document: Mapping[str, Any]) -> str:
+def render(document: Mapping[str, object]) -> str:
     """Returns the Markdown text of a document.
 
     Args:
@@ -114,33 +118,30 @@ def warnings(text: str) -> list[str]:
     return [line.replace("**", "").strip() for line in found]
 
 
-def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(value: object, name: str = "") -> Iterator[tuple[str, object]]:
     """Yields all values of a document with their names, such as ``facts.model.value``."""
-    parts: Any = ()
-    if isinstance(value, dict):
-        parts = value.items()
-    elif isinstance(value, list):
-        parts = enumerate(value)
+    items = enumerate(value) if isinstance(value, list) else ()
+    parts = [*(value.items() if isinstance(value, dict) else items)]
     if not parts:
         yield name, value
     for key, part in parts:
         yield from _leaves(part, f"{name}.{key}" if name else str(key))
 
 
-def told(document: Mapping[str, Any]) -> dict[str, Any]:
+def told(document: Mapping[str, object]) -> dict[str, object]:
     """Returns the values of a document that a person or a clock stated, and no file shows.
 
     Args:
       document: The document.
     """
-    facts, noise = document["facts"], document["noise"]
+    facts, noise = (inputs.part(document[name], dict) for name in ("facts", "noise"))
     found = {
         f"facts.{name}": fact["value"]
         for name, fact in facts.items()
         if fact["origin"].startswith(_TOLD)
     }
     # Flags that are facts as well are compared as facts.
-    flags = document["flags"] or {}
+    flags = inputs.part(document["flags"] or {}, dict)
     found |= {f"flags.{name}": value for name, value in flags.items() if name not in facts}
     # A verifier may have no access to the secret directory with the record of sums.
     if noise["recorded_sums"] is not None:
@@ -149,7 +150,7 @@ def told(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def compare(
-    document: Mapping[str, Any], again: Mapping[str, Any], proved: Mapping[str, Guarantee]
+    document: Mapping[str, object], again: Mapping[str, object], proved: Mapping[str, Guarantee]
 ) -> tuple[list[str], list[str]]:
     """Compares a document with the document that was made again from its files.
 
@@ -170,7 +171,7 @@ def compare(
     notes: list[str] = []
     for name, guarantee in proved.items():
         try:
-            guarantee.prove(stated[name] and float(stated[name]))
+            guarantee.prove(None if stated[name] is None else float(inputs.part(stated, str, name)))
         except (KeyError, TypeError, ValueError) as error:
             refused[name] = f"{name} is not proved: {error}"
     differing = list(refused.values())
@@ -191,7 +192,7 @@ def compare(
     return differing, notes
 
 
-def _claims_less(name: str, before: Any, after: Any, *, is_proved: bool) -> bool:
+def _claims_less(name: str, before: object, after: object, *, is_proved: bool) -> bool:
     """Whether a stated number claims less than the recomputed one, by one in its last digit.
 
     Args:
@@ -219,7 +220,7 @@ def _claims_less(name: str, before: Any, after: Any, *, is_proved: bool) -> bool
         return False
 
 
-def problems(value: Any, rule: Any = None, name: str = "the statement") -> Iterator[str]:
+def problems(value: object, rule: object = None, name: str = "the statement") -> Iterator[str]:
     """Yields the differences between a document and the schema.
 
     Args:
@@ -227,21 +228,21 @@ def problems(value: Any, rule: Any = None, name: str = "the statement") -> Itera
       rule: The schema of the part; None for the schema of the document.
       name: The name of the part, for messages.
     """
-    rule = rule or _schema()
-    rule = _schema()["$defs"][rule["$ref"].rpartition("/")[2]] if "$ref" in rule else rule
-    kinds = rule["type"] if isinstance(rule["type"], list) else [rule["type"]]
+    own, parts = inputs.part(rule or _schema(), dict), inputs.part(_schema(), dict, "$defs")
+    own = parts[own["$ref"].rpartition("/")[2]] if "$ref" in own else own
+    kinds = own["type"] if isinstance(own["type"], list) else [own["type"]]
     # Exact types are compared, because bool is a subclass of int.
     if type(value) not in [_TYPES[kind] for kind in kinds]:
         yield f"{name} is not of type {' or '.join(kinds)}"
-    elif "enum" in rule and value not in rule["enum"]:
-        yield f"{name} is {value!r}, and must be one of {rule['enum']}"
-    elif "pattern" in rule and value is not None and not re.fullmatch(rule["pattern"], value):
-        yield f"{name} is {value!r}, which does not match {rule['pattern']}"
+    elif "enum" in own and value not in own["enum"]:
+        yield f"{name} is {value!r}, and must be one of {own['enum']}"
+    elif "pattern" in own and isinstance(value, str) and not re.fullmatch(own["pattern"], value):
+        yield f"{name} is {value!r}, which does not match {own['pattern']}"
     elif isinstance(value, list):
         for index, each in enumerate(value):
-            yield from problems(each, rule["items"], f"{name}[{index}]")
+            yield from problems(each, own["items"], f"{name}[{index}]")
     elif isinstance(value, dict):
-        keys = rule.get("properties") or dict.fromkeys(value, rule.get("additionalProperties"))
+        keys = own.get("properties") or dict.fromkeys(value, own.get("additionalProperties"))
         odd = sorted(keys.keys() ^ value.keys())
         if odd:
             yield f"{name} lacks keys, or has unknown ones: {', '.join(odd)}"
@@ -252,7 +253,7 @@ def problems(value: Any, rule: Any = None, name: str = "the statement") -> Itera
 
 
 @functools.cache
-def template(path: pathlib.Path, finalize: Callable[[Any], Any] | None = None) -> Any:
+def template(path: pathlib.Path, finalize: _Finalize = None) -> "jinja2.Template":
     """Returns a jinja2 template for plain text, which raises an error for unknown names.
 
     Args:
@@ -276,11 +277,12 @@ def template(path: pathlib.Path, finalize: Callable[[Any], Any] | None = None) -
 
 
 @functools.cache
-def _schema() -> Any:
-    return json.loads((_FOLDER / "statement.schema.json").read_text("utf-8"))  # noqa: TID251
+def _schema() -> dict[str, object]:
+    text = (_FOLDER / "statement.schema.json").read_text("utf-8")
+    return inputs.part(inputs.parsed_json(text), dict)
 
 
-def _said(value: Any) -> str:
+def _said(value: object) -> str:
     """A value with the special characters of Markdown escaped."""
     if isinstance(value, bool):
         return "yes" if value else "no"

@@ -14,20 +14,21 @@ import os
 import platform
 import re
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dp_accounting import dp_event
 
 from mf_aggregators import accounting, atomic_files, inputs, version
 from mf_aggregators.adaptive_clip import AdaptiveClip, NoiseSplit
 from mf_aggregators.kernel import numbers
+from mf_aggregators.kernel.certificate import shares_of
 from mf_aggregators.kernel.claim import ONLY_IF, Assumption, Guarantee, Pattern
 from mf_aggregators.kernel.composition import EpsilonDeltaDpEvent
 from mf_aggregators.kernel.ledger import NO_COUNTS, ObservedParticipation, gap
 from mf_aggregators.kernel.numbers import rounded_down, rounded_up
 from mf_aggregators.kernel.sensitivity import Unit
 from mf_aggregators.noise import places
-from mf_aggregators.noise.places import RecordError, ReleasedSums
+from mf_aggregators.noise.places import RecordError, ReleasedSums, SumsEvidence
 from mf_aggregators.participation import Participation, SingleParticipation
 from mf_aggregators.privacy import guarantees, statement_file
 from mf_aggregators.privacy.guarantees import LeastProtected, StoppingRule
@@ -151,7 +152,7 @@ class RunFacts:
         """The person who states the facts that cannot be measured."""
         return self.responsible or "whoever made this statement"
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Returns each fact with its origin, JSON-able."""
         norm = self.clip.initial_norm if isinstance(self.clip, AdaptiveClip) else self.clip
         sizes = {"clients_per_round": self.clients_per_round, "clip_norm": norm}
@@ -187,7 +188,7 @@ class Evidence:
 
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
     key_files: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    flags: Mapping[str, Any] | None = None
+    flags: Mapping[str, object] | None = None
     ledger: str = "the ledger"
     counts: str = "the server's counts"
     num_sums: int | None = None
@@ -199,7 +200,7 @@ class Evidence:
             inputs.check_words(name, "the name of a file")
 
     @staticmethod
-    def recorded(mechanism: "Mechanism", directory: str | os.PathLike[str]) -> dict[str, Any]:
+    def recorded(mechanism: "Mechanism", directory: str | os.PathLike[str]) -> SumsEvidence:
         """Returns the attributes for the record of a run's sums; empty without a record.
 
         Args:
@@ -264,12 +265,12 @@ class Statement:
     plan: Guarantee
     observed_participation: ObservedParticipation | None = None
     worst_client: LeastProtected | None = None
-    represented: Mapping[str, Any] | None = None
+    represented: Mapping[str, object] | None = None
     stopping_rule: StoppingRule | None = None
     ended_by_rule: bool = False
     earlier_plans: tuple[Guarantee, ...] = ()
-    other_runs: Mapping[str, Any] | None = None
-    audit: Mapping[str, Any] | None = None
+    other_runs: Mapping[str, object] | None = None
+    audit: Mapping[str, object] | None = None
     units: tuple[Guarantee, ...] = ()
     evidence: Evidence = dataclasses.field(default_factory=Evidence)
     date: str = ""
@@ -484,7 +485,7 @@ class Statement:
             return "false: the seed was given"
         return "not checked"
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Returns the JSON-able document, with numbers as integers and decimals in quotes.
 
         It names no client. (The rounds of the least protected client could identify it, so they are
@@ -591,7 +592,7 @@ class Statement:
         atomic_files.write(data, statement_file.canonical(document))
         atomic_files.write(text, statement_file.render(document))
 
-    def _headline(self) -> dict[str, Any]:
+    def _headline(self) -> dict[str, object]:
         stated, others = self.stated, self.other_runs
         names = [name for name, each in self.named_guarantees.items() if each == stated]
         factor = math.exp(stated.epsilon) if stated.epsilon < 700.0 else math.inf
@@ -605,7 +606,7 @@ class Statement:
             "epsilon_with_named_runs": None if others is None else others["epsilon"],
         }
 
-    def _clipping(self) -> dict[str, Any]:
+    def _clipping(self) -> dict[str, object]:
         """The part of the document on adaptive clip norm, split of noise, and private metrics."""
         clip, split, metrics = self.facts.clip, self.facts.split, self.facts.metrics
         ranges, adaptive = () if metrics is None else metrics.metrics, None
@@ -633,7 +634,7 @@ def _down(value: float | None) -> str | None:
     return None if value is None or math.isinf(value) else rounded_down(value, ".6g")
 
 
-def _in_full(parameters: AdaptiveClip | BoundedMetric) -> dict[str, Any]:
+def _in_full(parameters: AdaptiveClip | BoundedMetric) -> dict[str, object]:
     """Parameters with all their digits."""
     return {
         name: inputs.in_full(value) if isinstance(value, float) else value
@@ -641,7 +642,7 @@ def _in_full(parameters: AdaptiveClip | BoundedMetric) -> dict[str, Any]:
     }
 
 
-def _copied(entries: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def _copied(entries: Mapping[str, object] | None) -> dict[str, object] | None:
     return None if entries is None else dict(entries)
 
 
@@ -656,7 +657,7 @@ def _versions() -> dict[str, str]:
     return own | {name: importlib.metadata.version(name) for name in _COMPUTES}
 
 
-def described(guarantee: Guarantee) -> dict[str, Any]:
+def described(guarantee: Guarantee) -> dict[str, object]:
     """Returns a guarantee as an object of the JSON document.
 
     Args:
@@ -670,7 +671,7 @@ def described(guarantee: Guarantee) -> dict[str, Any]:
     certified = certificate and {
         "seed": certificate.seed,
         "num_samples": certificate.num_samples + certificate.num_untilted,
-        "failure_probability": _up(certificate.to_dict()["failure_probability"], ".2g"),
+        "failure_probability": _up(shares_of(certificate.delta)[1], ".2g"),
     }
     return {
         "epsilon": _up(guarantee.epsilon),
@@ -701,21 +702,21 @@ def _participation_of(guarantee: Guarantee) -> Participation:
     return Participation.of_schema(guarantee.schema)
 
 
-def _part_of_client(guarantee: Guarantee) -> dict[str, Any]:
+def _part_of_client(guarantee: Guarantee) -> dict[str, object]:
     part = guarantees.part_of_client(guarantee)
     printed = {name: _up(value) for name, value in part.items()}
     printed["noise_multiplier"] = _down(part["noise_multiplier"])
     return {**printed, "only_if": ONLY_IF if guarantee.is_observed else None}
 
 
-def _observed(found: ObservedParticipation) -> dict[str, Any]:
+def _observed(found: ObservedParticipation) -> dict[str, object]:
     values = dataclasses.asdict(found)
     # Participations of drawn clients are secret.
     shown = ("num_rounds", "keeps_sampling") if found.keeps_sampling else values
     return {name: value if name in shown else None for name, value in values.items()}
 
 
-def _of_client(worst: LeastProtected) -> dict[str, Any]:
+def _of_client(worst: LeastProtected) -> dict[str, object]:
     return {
         "num_rounds": len(worst.rounds),
         "sensitivity": _up(worst.guarantee.sensitivity.value),
@@ -724,7 +725,7 @@ def _of_client(worst: LeastProtected) -> dict[str, Any]:
     }
 
 
-def _of_unit(guarantee: Guarantee) -> dict[str, Any]:
+def _of_unit(guarantee: Guarantee) -> dict[str, object]:
     unit = guarantee.claim.taking_part
     return {
         "who": unit.who if isinstance(unit, Unit) else "the person that the ledger protects least",
@@ -772,7 +773,7 @@ class KnownFacts:
         is_finished: bool | None = None,
         simulation: str | Iterable[str] = (),
         date: str | None = None,
-        **words: Any,
+        **words: object,
     ) -> Statement:
         """Returns the privacy statement of a run in one's own loop.
 
@@ -850,7 +851,8 @@ class KnownFacts:
             simulation=(simulation,) if isinstance(simulation, str) else tuple(simulation),
             num_alike_names=found.num_alike_names,
             origins=origins,
-            **own | words,
+            # The class checks names and types of facts.
+            **own | words,  # type: ignore[arg-type]
         )
         default_delta = float(rounded_down(population**_EXPONENT_OF_DELTA, ".2g"))
         return dataclasses.replace(
@@ -902,7 +904,7 @@ def _recorded_sums(
     return record
 
 
-def _evidence_of(sums: ReleasedSums | None) -> dict[str, Any]:
+def _evidence_of(sums: ReleasedSums | None) -> SumsEvidence:
     """The attributes of ``Evidence`` for a record of sums; empty without a record."""
     return {} if sums is None else {"num_sums": sums.num_sums, "record_sha256": sums.sha256}
 

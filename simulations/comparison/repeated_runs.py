@@ -281,7 +281,7 @@ def _run(run: RepeatedRun, lock: int, stop: processes.StopRequest) -> FinishedRu
             f"{run.log}: {said}"
         )
     try:
-        result = inputs.parsed_json(printed)
+        result = inputs.part(inputs.parsed_json(printed), dict)
         found = _finished(result, seconds, run.directory)
     except (ValueError, TypeError, KeyError) as error:
         raise CommandError(
@@ -313,7 +313,7 @@ def _locked(root: pathlib.Path) -> Iterator[int]:
 def _read_result(run: RepeatedRun) -> FinishedRun:
     """Reads the stored result of a run that finished before."""
     try:
-        contents = inputs.parsed_json(run.result.read_text(encoding="utf-8"))
+        contents = inputs.part(inputs.parsed_json(run.result.read_text(encoding="utf-8")), dict)
         identity = {name: contents[name] for name in run.identity}
         was = shlex.join([identity["command"], *identity["flags"]])
         finished = _finished(contents["result"], contents["seconds"], run.directory)

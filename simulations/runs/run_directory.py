@@ -139,7 +139,8 @@ class RunDirectory:
             atomic_files.write(self.data, json.dumps({"fingerprint": fingerprint}) + "\n")
             return
         try:
-            kept = inputs.parsed_json(self.data.read_text(encoding="utf-8"))["fingerprint"]
+            found = inputs.parsed_json(self.data.read_text(encoding="utf-8"))
+            kept = inputs.part(found, dict)["fingerprint"]
         except (ValueError, KeyError, TypeError) as error:
             raise RunDirectoryError(
                 f"{self.data} cannot be read ({error}): restore it, or start a new run and account "
@@ -263,12 +264,12 @@ class RunDirectory:
         try:
             config = inputs.parsed_json(config_path.read_text(encoding="utf-8"))
             _check_config(config)
+            return inputs.part(config, dict)
         except (OSError, ValueError) as error:
             raise RunDirectoryError(
                 f"{config_path} cannot be read: {error}. Restore it, or choose another "
                 "--output_dir."
             ) from error
-        return config
 
     def _is_empty(self) -> bool:
         """Whether the directory has no files but a lock and an unfinished configuration."""

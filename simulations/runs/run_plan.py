@@ -33,6 +33,7 @@ from mf_aggregators import (
     catalogue,
     checkpoints,
     factorizations,
+    inputs,
     workloads,
 )
 from mf_aggregators import participation as participations
@@ -590,7 +591,7 @@ def _of_sampling(
 def _read(checkpoint: str | os.PathLike[str]) -> tuple[Factorization, Workload]:
     """Reads a checkpoint: its factorization, and the workload that it says it was optimised for."""
     factorization, description = checkpoints.load_with_description(checkpoint)
-    made_for = description["errors"]["workload"]
+    made_for = inputs.part(description, dict, "errors", "workload")
     return factorization, workloads.Workload.described(made_for, factorization.num_rounds)
 
 

@@ -9,6 +9,7 @@ import pathlib
 import pickle
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -403,7 +404,7 @@ def test_horizons_and_schemes_are_saved_as_well(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize("kept", [[], [0], [0, 1], [1, 2], [0, 2], [1, 0, 2]])
 def test_a_description_with_other_horizons_is_refused(kept: list[int]) -> None:
     whole = mfa.Mechanism(_blt(6, 2), _TIMERS, 0.7).extended(9).extended(11)
-    described = whole.to_dict()
+    described: dict[str, Any] = whole.to_dict()
     assert mfa.Mechanism.from_dict(described, whole.factorization) == whole
     described["horizons"] = [described["horizons"][place] for place in kept]
     with refuses("rounds"):

@@ -178,7 +178,7 @@ def test_a_complete_ledger_is_stated_under_its_assumption() -> None:
         assert said
         assert all(ONLY_IF in each for each in said)
     assert ONLY_IF not in text.partition("1. **DP setting.**")[0]
-    contents = statement.to_dict()
+    contents: dict[str, Any] = statement.to_dict()
     for name in ("observed", "worst_client"):
         assert contents[name]["only_if"] == ONLY_IF
     for name in (contents["headline"]["guarantee"], "planned", "part_of_client"):
@@ -200,7 +200,7 @@ def test_more_than_the_plan_is_the_headline_under_its_assumption(is_complete: bo
     found = observed.participation.guarantee(statement.plan)
     # A wider schema has the same sensitivity here, up to the last digits.
     assert stated.epsilon >= found.epsilon * (1.0 - 1e-12)
-    contents, text = statement.to_dict(), statement.to_markdown()
+    contents, text = dict[str, Any](statement.to_dict()), statement.to_markdown()
     for name in (contents["headline"]["guarantee"], "observed", "worst_case", "part_of_client"):
         assert contents[name]["only_if"] == ONLY_IF
     said = _sentences_with(text, stated.epsilon)
@@ -247,7 +247,7 @@ def test_no_ledger_that_may_lack_lines_states_a_better_epsilon_than_the_plan(
     facts = dataclasses.replace(_FACTS, clients_per_round=clients_per_round or 2, population=10_000)
     statement = observed.statement(facts, 1e-6)
     assert statement.stated == statement.observed_guarantee == plan
-    contents = statement.to_dict()
+    contents: dict[str, Any] = statement.to_dict()
     assert named in contents["participation"]["observed"]["gap"]
     assert contents["worst_client"] is None
     # What contradicts the ledger is said first.
@@ -307,7 +307,7 @@ def test_all_forms_are_one_ledger(tmp_path: pathlib.Path) -> None:
     found = [Ledger.of(given, 4) for given in forms]
     assert all(each.by_name() == found[0].by_name() and each.num_rounds == 4 for each in found)
     assert Ledger.of(found[0], 9) is found[0]
-    numbered = Ledger.of({7: [0], "x": np.array([1])}, 2)
+    numbered = Ledger.of(dict[Any, Any]({7: [0], "x": np.array([1])}), 2)
     assert numbered.client_ids == ("7", "x")
     assert Ledger.of([], 4).num_rounds == 0
 

@@ -41,7 +41,7 @@ def test_the_description_states_what_the_factorization_computes(tmp_path: pathli
     checkpoints.save(factorization, tmp_path / "c", workload=workload, participation=participation)
     _, description = checkpoints.load_with_description(tmp_path / "c")
     matrix = workloads.momentum_sgd(12, 0.5)
-    errors = description["errors"]
+    errors: Any = description["errors"]
     assert errors["workload"] == workload
     assert errors["sensitivity"] == pytest.approx(np.sqrt(2))
     assert errors["rmse"] == pytest.approx(factorization.rmse(matrix, participation))
@@ -213,7 +213,7 @@ def _alter(directory: pathlib.Path, *, is_forged: bool = False, **changes: objec
     ],
 )
 def test_descriptions_that_do_not_fit_are_refused(
-    tmp_path: pathlib.Path, changes: dict[str, object]
+    tmp_path: pathlib.Path, changes: dict[str, Any]
 ) -> None:
     directory = _saved(tmp_path)
     _alter(directory, **changes)
@@ -250,7 +250,7 @@ def test_the_stated_sensitivity_is_not_trusted(
 def test_any_other_change_of_the_description_is_noticed(tmp_path: pathlib.Path) -> None:
     for name, value in (("num_rounds", 5), ("optimality_gap", -1.0)):
         checkpoints.save(identity(4), tmp_path / name)
-        _alter(tmp_path / name, **{name: value})
+        _alter(tmp_path / name, **dict[str, Any]({name: value}))
         with refuses("factorization.json", "SHA-256", error=CheckpointError):
             checkpoints.load(tmp_path / name)
 

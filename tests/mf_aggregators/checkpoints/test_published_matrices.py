@@ -111,7 +111,7 @@ def test_what_was_published_is_loaded(
             * np.linalg.norm(factorization.decoder_matrix(workload))
             / len(strategy) ** 0.5
         )
-    errors = description["errors"]
+    errors: Any = description["errors"]
     assert workloads.Workload.described(errors["workload"], len(strategy)) == workload
     assert errors["participation"] == {"schema": "single"}
     assert errors["sensitivity"] == loaded.sensitivity(SingleParticipation())

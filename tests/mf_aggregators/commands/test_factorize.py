@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import mf_aggregators as mfa
-from mf_aggregators import accounting, checkpoints, factorizations, workloads
+from mf_aggregators import accounting, checkpoints, factorizations, inputs, workloads
 from mf_aggregators.participation import MinSeparation, Participation, SingleParticipation
 from tests import console_commands
 
@@ -154,7 +154,7 @@ def test_every_mechanism_is_made_reported_and_loaded(
     assert reported["max_error"] >= reported["max_error_lower_bound"]
     assert reported["sensitivity_is_exact"] is True
     factorization, description = checkpoints.load_with_description(tmp_path / "c")
-    schema = Participation.from_dict(description["errors"]["participation"])
+    schema = Participation.from_dict(inputs.part(description, dict, "errors", "participation"))
     assert str(schema) == fields["participation"]
     assert factorization.rmse(workloads.prefix_sum(12), schema) == pytest.approx(fields["rmse"])
 

@@ -63,7 +63,7 @@ def test_a_statement_counts_as_its_gaussian_mechanism(tmp_path: pathlib.Path) ->
     mechanism = mfa.Mechanism(mfa.factorizations.banded(8, num_bands=4), once, 2.0)
     statement = Statement(small_mechanisms.facts(), mechanism.guarantee(1e-6))
     statement.write(tmp_path / "PRIVACY.md", tmp_path / "PRIVACY.json")
-    document = statement.to_dict()
+    document: dict[str, Any] = statement.to_dict()
     run = {"name": "keyboard 1", "source": "its statement", "statement": "PRIVACY.json"}
     file = _written(tmp_path, _contents(run))
     (event,) = _others(file).events.values()

@@ -227,7 +227,7 @@ def test_weights_of_rounds_reach_the_target_of_the_mean(
     found = optimal(workload, schema, error=weights)
 
     assert found.optimality_gap is not None
-    assert found.optimality_gap <= found.parameters["relative_gap"] <= 5e-6
+    assert found.optimality_gap <= float(str(found.parameters["relative_gap"])) <= 5e-6
     if name == "last" and not momentum:
         # Noise on the sum of all rounds alone, to which a client adds up to one in each.
         most = schema.most_participations(num_rounds)

@@ -584,7 +584,7 @@ def test_neither_threads_nor_functions_of_others_change_a_bit(
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
     expected = draws.integers(_SEED, 9, 3 * TILE + 11, count)
     for fill_tile in (None, _honest):
-        with Engine.of_size(2**20, fill_tile) as engine:
+        with Engine.of_size(2**20, (fill_tile,) if fill_tile else ()) as engine:
             assert engine.pool is not None
             found = draws.integers(_SEED, 9, 3 * TILE + 11, count, engine)
         np.testing.assert_array_equal(found, expected)

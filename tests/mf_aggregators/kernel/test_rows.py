@@ -139,7 +139,7 @@ def test_arrays_stay_what_was_checked(kind: type[NoiseRecursion], fields: dict[s
             value[...] = 1
             value *= 0
     np.testing.assert_array_equal(noise_rows.dense(kind(**fields)), rows)
-    again = dataclasses.replace(recursion)  # type: ignore[type-var]
+    again = dataclasses.replace(recursion)
     sent = pickle.loads(pickle.dumps(recursion))
     np.testing.assert_array_equal(noise_rows.dense(sent), rows)
     for made in (recursion, recursion.normalised, again, sent, copy.deepcopy(recursion)):

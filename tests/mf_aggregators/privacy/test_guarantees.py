@@ -170,7 +170,7 @@ def test_clients_that_draw_for_themselves_have_a_certified_guarantee(
     assert columns is not None
     pair = dominating_pair(scheme.run(1.5, columns))
     assert certificates.is_proved(pair, plan.claim.certificate)
-    assert statements.described(plan)["certificate"]["seed"] == 0
+    assert dict[str, Any](statements.described(plan))["certificate"]["seed"] == 0
     assert statements.described(plan)["sampling"] == scheme.to_dict()
     # What was drawn is kept: the same guarantee, and one for the rounds that there were.
     kept = ObservedParticipation(12, 40, scheme.separation, most, keeps_sampling=True)
@@ -339,7 +339,7 @@ def test_who_shares_a_client_has_half_the_noise() -> None:
     """One of two people: from one update to its opposite, two clip norms apart. 8 becomes 19.8."""
     multiplier = accounting.noise_multiplier(8.0, 1e-4)
     plan = plan_of(identity(6), MinSeparation(2), multiplier, 1e-4)
-    part = guarantees.part_of_client(plan)
+    part: dict[str, Any] = {**guarantees.part_of_client(plan)}
     assert part["noise_multiplier"] == multiplier / 2
     assert part["epsilon"] == pytest.approx(19.79, abs=5e-3)
     # The whole client's epsilon does not hold for such a part, and the stated one does.
@@ -357,7 +357,7 @@ def test_who_shares_a_client_that_is_sampled(multiplier: float, clients_per_roun
     """One round: with probability q an update is in the sum, and what it is differs by two."""
     scheme = PoissonSampling(1, 1, 100, clients_per_round)
     plan = small_mechanisms.sampled(identity(1), scheme, multiplier, 1e-3)
-    part = guarantees.part_of_client(plan)
+    part: dict[str, Any] = {**guarantees.part_of_client(plan)}
     share = clients_per_round / 100
 
     def delta(epsilon: float) -> float:
@@ -382,7 +382,7 @@ def test_a_part_of_a_client_in_several_participations() -> None:
     plan = small_mechanisms.sampled(
         banded(workloads.prefix_sum(12), 3), PoissonSampling(12, 3, 300, 10), 1.2, _DELTA
     )
-    part = guarantees.part_of_client(plan)
+    part: dict[str, Any] = {**guarantees.part_of_client(plan)}
     assert part["noise_multiplier"] == pytest.approx(1.2 / 2 / 2)
     found = accounting.epsilon(1.2 / 4, _DELTA, disjoint_participations=4)
     assert part["epsilon"] == pytest.approx(found, rel=1e-11)
@@ -397,7 +397,7 @@ def test_so_little_noise_has_no_zcdp_and_protects_no_part(multiplier: float) -> 
     assert (found["rho"], found["zcdp_delta"]) == (None, None)
     between = plan_of(identity(6), MinSeparation(2), 0.3, _DELTA)
     assert between.zcdp_delta == accounting.zcdp_delta(0.3)
-    assert math.isinf(guarantees.part_of_client(between)["epsilon"])
+    assert guarantees.part_of_client(between)["epsilon"] == math.inf
 
 
 @given(st.floats(1e-6, 1.0))

@@ -687,7 +687,7 @@ def test_a_mechanism_takes_times_in_the_place_of_a_ledger() -> None:
     assert "at least 4 rounds apart" in statement.to_markdown()
     assert observed.participation.conditions is not None
     assert observed.participation.conditions in statement.to_markdown()
-    told = statement.to_dict()["participation"]["observed"]
+    told = dict[str, Any](statement.to_dict())["participation"]["observed"]
     assert (told["num_clients"], told["conditions"]) == (None, observed.participation.conditions)
     assert by_ids.participation.to_dict().get("conditions") is None
     # A shorter timer: the plan is not shown, and what is stated is worse.

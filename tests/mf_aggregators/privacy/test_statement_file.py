@@ -65,7 +65,8 @@ def folder(tmp_path: pathlib.Path) -> pathlib.Path:
 def test_a_signature_is_that_of_the_document_alone(folder: pathlib.Path) -> None:
     contents = (folder / "PRIVACY.json").read_bytes()
     assert _is_signed(folder, contents)
-    assert statement_file.read(folder / "PRIVACY.json")["facts"]["signer"]["value"] == _SIGNER
+    document = statement_file.read(folder / "PRIVACY.json")
+    assert statement_file.told(document)["facts.signer"] == _SIGNER
     for at in range(0, len(contents), len(contents) // 40):
         assert not _is_signed(
             folder, contents[:at] + bytes([contents[at] ^ 1]) + contents[at + 1 :]

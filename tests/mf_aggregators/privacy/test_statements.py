@@ -203,7 +203,7 @@ def test_a_broken_plan_is_said_before_any_number_and_earns_nothing(
     # Three participations were planned: the square root of three for independent noise.
     assert statement.worst_case is not None
     assert statement.worst_case.sensitivity == pytest.approx(3**0.5)
-    is_worst_case = statement.to_dict()["headline"]["guarantee"] == "worst_case"
+    is_worst_case = dict[str, Any](statement.to_dict())["headline"]["guarantee"] == "worst_case"
     assert ("Formal statement, worst case." in _text(statement)) == is_worst_case
 
 
@@ -235,7 +235,7 @@ def test_no_noise_and_fixed_seeds_are_not_private() -> None:
     assert fixed.to_dict()["is_private"] is False
     assert "The seed of the noise was given" in _headline(fixed)
     assert "**(" not in _headline(fixed)
-    randomness = fixed.to_dict()["assumptions"][-1]
+    randomness = dict[str, Any](fixed.to_dict())["assumptions"][-1]
     assert randomness["basis"] == "false: the seed was given"
 
 
@@ -264,7 +264,7 @@ def test_a_simulation_says_so_in_its_first_line() -> None:
     ],
 )
 def test_each_assumption_says_who_checked_it(statement: Statement, bases: tuple[str, ...]) -> None:
-    found = [each["basis"] for each in statement.to_dict()["assumptions"]]
+    found = [each["basis"] for each in dict[str, Any](statement.to_dict())["assumptions"]]
     for basis, expected in zip(found, bases, strict=False):
         assert basis.startswith(expected)
     text = _headline(statement)
@@ -283,7 +283,7 @@ def test_a_delta_that_one_client_in_all_may_satisfy_is_warned_of() -> None:
 @pytest.mark.parametrize("name", SCHEMES)
 def test_a_sampled_run_is_amplified_and_tells_nothing_of_its_batches(name: str) -> None:
     statement = _sampled(True, name)
-    document, text = statement.to_dict(), _text(statement)
+    document, text = dict[str, Any](statement.to_dict()), _text(statement)
     assert document["keeps_plan"] is True
     assert document["planned"]["sampling"]["name"] == name
     assert statement.stated == statement.plan
@@ -396,7 +396,7 @@ def test_every_headline_is_true_of_its_ledger() -> None:
             ended = bool(is_followed and generator.random() < 0.3)
             statement = dataclasses.replace(statement, stopping_rule=rule, ended_by_rule=ended)
             assert statement.keeps_rule == is_followed
-        document, text = statement.to_dict(), _text(statement)
+        document, text = dict[str, Any](statement.to_dict()), _text(statement)
         name = document["headline"]["guarantee"]
         counts[name] += 1
         for rounds in of_clients:
@@ -437,7 +437,7 @@ def test_a_statement_says_what_holds_with_other_runs_or_that_nobody_said() -> No
     assert together.other_runs is not None
     # Squares of 1 / sigma add up.
     expected = accounting.epsilon(6.0**-0.5, 1e-4)
-    shown = together.other_runs["epsilon"]
+    shown = str(together.other_runs["epsilon"])
     assert float(shown) == pytest.approx(expected, rel=1e-3)
     assert together.stated == statement.stated
     assert f"**({shown}, 0.0001)-differential privacy** of all together" in _headline(together)
@@ -459,7 +459,7 @@ def test_a_composition_has_the_deltas_of_all_pairs() -> None:
     found = _statement(None).with_other_runs({"a": pair, "b": pair}).other_runs
     assert found is not None
     assert found["delta"] == "0.00012"
-    assert 6.0 < float(found["epsilon"]) < 6.0 + _statement(None).plan.epsilon
+    assert 6.0 < float(str(found["epsilon"])) < 6.0 + _statement(None).plan.epsilon
     # Inside of another event, a pair has no epsilon at a smaller delta.
     inside = dp_event.ComposedDpEvent([EpsilonDeltaDpEvent(3.0, 1e-3)])
     found = _statement(None).with_other_runs({"a": inside}).other_runs
@@ -474,7 +474,7 @@ def test_without_a_guarantee_of_one_there_is_none_of_all() -> None:
         _statement([0], seed_is_fixed=True).with_other_runs(others),
         _statement([0]).with_other_runs({"a": accounting.event(0.0)}),
     ):
-        assert statement.to_dict()["other_runs"]["epsilon"] is None
+        assert dict[str, Any](statement.to_dict())["other_runs"]["epsilon"] is None
         assert "there is no guarantee of all together" in _text(statement)
     assert "**no guarantee** of all together" in _headline(statement)
 
@@ -486,7 +486,7 @@ def test_a_run_that_broke_its_plan_counts_as_its_worst_case_with_others() -> Non
     found = statement.with_other_runs({"a": accounting.event(1.0)}).other_runs
     assert found is not None
     sigma = (statement.worst_case.noise_multiplier**-2 + 1.0) ** -0.5
-    assert float(found["epsilon"]) == pytest.approx(accounting.epsilon(sigma, 1e-4), rel=1e-3)
+    assert float(str(found["epsilon"])) == pytest.approx(accounting.epsilon(sigma, 1e-4), rel=1e-3)
     # No number of a broken plan is in the bold of one that holds.
     headline = _headline(statement.with_other_runs({"a": accounting.event(1.0)}))
     assert f" ({found['epsilon']}, 0.0001)-differential privacy of all together" in headline
@@ -505,7 +505,7 @@ def test_a_run_that_was_extended_has_all_its_plans() -> None:
 
 def test_a_statement_says_what_protects_a_part_of_a_client() -> None:
     statement = _statement([0, 3, 6])
-    part = guarantees.part_of_client(statement.stated)
+    part: dict[str, Any] = {**guarantees.part_of_client(statement.stated)}
     pair = f"({rounded_up(part['epsilon'], '.6g')}, 0.0001)-DP, with noise multiplier 0.5"
     assert f"may be two clip norms apart: that part has {pair}" in _text(statement)
 

@@ -50,7 +50,7 @@ def _statement(aggregator: mfa.Aggregator, ledger: Any = _LEDGER, **changes: Any
 
 
 def _facts(statement: Statement) -> dict[str, tuple[Any, str]]:
-    facts = statement.to_dict()["facts"]
+    facts: Any = statement.to_dict()["facts"]
     return {name: (each["value"], each["origin"]) for name, each in facts.items()}
 
 
@@ -75,7 +75,7 @@ def test_the_aggregator_tells_what_it_knows(tmp_path: pathlib.Path) -> None:
     assert facts["is_finished"] == (True, "noise was used for every round")
     assert facts["population"] == (200, "told by Ada")
     assert facts["secure_sums"] == (None, "not stated")
-    document = found.to_dict()
+    document: dict[str, Any] = found.to_dict()
     assert not list(statement_file.problems(document))
     record = places.ReleasedSums.read(tmp_path, *places.ReleasedSums.streams(tmp_path))
     assert record.num_sums == document["noise"]["recorded_sums"] == _ROUNDS

@@ -408,7 +408,8 @@ def _small(**changes: Any) -> Any:
 
 
 def _facts(statement: Statement) -> dict[str, Any]:
-    return {name: each["value"] for name, each in statement.to_dict()["facts"].items()}
+    document: dict[str, Any] = statement.to_dict()
+    return {name: each["value"] for name, each in document["facts"].items()}
 
 
 def test_a_run_of_a_learning_process_is_stated_with_its_record(tmp_path: pathlib.Path) -> None:

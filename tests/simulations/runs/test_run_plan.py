@@ -213,7 +213,7 @@ def test_an_extension_is_charged_for_all_numbers_of_a_row() -> None:
 
 
 def _described(path: pathlib.Path) -> Workload:
-    description = checkpoints.load_with_description(path / "factorization")[1]
+    description: dict[str, Any] = checkpoints.load_with_description(path / "factorization")[1]
     return workloads.Workload.described(
         description["errors"]["workload"], description["num_rounds"]
     )

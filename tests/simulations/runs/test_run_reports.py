@@ -519,7 +519,7 @@ def test_a_run_states_what_holds_of_it_and_others_together(
     assert "in this run and in ../first, ../second, ../saved, what all of them released" in text
     assert "This covers no run that is not named here." in text
     assert verify(run) == []
-    files = statement_file.read(run / "privacy.json")["files"]
+    files: Any = statement_file.read(run / "privacy.json")["files"]
     named = {"saved/mechanism.json", "first/privacy.json", "first/participation.npz"}
     assert {f"../{each}" for each in named} <= set(files)
     (tmp_path / "second" / "privacy.json").write_text("{}")

@@ -96,7 +96,7 @@ def test_an_audit_is_made_again_from_what_its_rounds_released(
     assert verify(run) == []
     if rounds < 12:
         return
-    assert 0 < statement.audit["right"] < canaries
+    assert 0 < int(str(statement.audit["right"])) < canaries
     forged = {**statement.audit, "right": canaries, "is_refuted": False}
     _forge(run, audit=forged)
     assert any(each.startswith("audit.right is 300") for each in verify(run))
@@ -255,7 +255,7 @@ def test_a_statement_names_the_record_of_sums_with_its_noise(tmp_path: pathlib.P
     # What a reader of the directory finds is compared.
     assert any(each.startswith("noise.recorded_sums") for each in verify(run))
     leave_run(run, *TIMERS)
-    noise = statement_file.read(run / "privacy.json")["noise"]
+    noise: Any = statement_file.read(run / "privacy.json")["noise"]
     assert noise["recorded_sums"] == 1
     assert noise["digest"] == mechanism.guarantee(1e-4).noise_digest.hex()
     assert verify(run) == []
@@ -309,7 +309,7 @@ def test_a_secret_ledger_has_no_second_name(tmp_path: pathlib.Path) -> None:
     (run / "factorization" / "link").symlink_to("../participation.npz")
     (run / "factorization" / "seed").symlink_to("../checkpoints/sampling_seed.json")
     leave_run(run, *DRAWN, "--noise_multiplier=0.7")
-    document = statement_file.read(run / "privacy.json")
+    document: dict[str, Any] = statement_file.read(run / "privacy.json")
     files = document["files"]
     assert "factorization/seed" not in files
     assert set(document["key_files"]) == {"participation.npz", "factorization/link"}
