@@ -193,6 +193,8 @@ class AggregatorState:
     noise: ReleaseState
     tensors: _Tensors | None
     clip: ClipState | None
+    # The process that started the run or loaded the state: only its record knows the used rows.
+    _process: int = dataclasses.field(default_factory=os.getpid, repr=False)
 
     @property
     def round_index(self) -> int:
@@ -209,7 +211,8 @@ class Aggregator:
     repeated from an older state, other updates are refused, because the difference of two sums with
     the same row of noise would have no noise. With a ``noise_directory``, the record is in this
     directory. Without one, all aggregators of a process share a record, which ends with the
-    process; the aggregator then cannot be pickled, and a forked process cannot release with it.
+    process; the aggregator then cannot be pickled, and a forked process can release neither with it
+    nor from a state that was made before the fork.
 
     A state can be continued only by an aggregator with the same options and the same mechanism, or
     an extension of this mechanism.
@@ -382,7 +385,7 @@ class Aggregator:
         state = _with_tensors(state, _tensors_of(structure))
         vectors = (self._vector_of(state, update) for update in itertools.chain(first, remaining))
         release = self._of_tensors(state.tensors)
-        self._check_noise(release)
+        self._check_noise(release, state)
         noise, released = release.next(state.noise, vectors, self._scales(state))
         return self._following(state, noise, released, structure)
 
@@ -461,7 +464,7 @@ class Aggregator:
         """
         state = _with_tensors(state, _tensors_of(template))
         release = self._of_tensors(state.tensors)
-        self._check_noise(release)
+        self._check_noise(release, state)
         noise, released = release.release(state.noise, sums, num_clients, self._scales(state))
         return self._following(state, noise, released, template)
 
@@ -500,7 +503,9 @@ class Aggregator:
             if self._template is None:
                 raise ValueError(_NO_TEMPLATE.format(method="spend(state)"))
             state = _with_tensors(state, _tensors_of(self._template))
-        noise = self._of_tensors(state.tensors).spend(state.noise)
+        release = self._of_tensors(state.tensors)
+        self._check_noise(release, state)
+        noise = release.spend(state.noise)
         return dataclasses.replace(state, noise=noise)
 
     def metrics(self, state: AggregatorState) -> dict[str, float]:
@@ -695,8 +700,13 @@ class Aggregator:
         self._options.check_rounding(layout.size)
         return self._release.with_layout(layout)
 
-    def _check_noise(self, release: Release) -> None:
-        """Raises ReleaseError if a release has other noise than the mechanism."""
+    def _check_noise(self, release: Release, state: AggregatorState) -> None:
+        """Raises ReleaseError for other noise than the mechanism's, or a forked process's state."""
+        if self._options.noise_directory is None and state._process != os.getpid():
+            raise ReleaseError(
+                "the process that this one was forked from may use the same rows of noise: give "
+                "both a noise_directory, or start the run in the process that releases."
+            )
         if release.noise_digests != self._release.noise_digests:
             raise ReleaseError(
                 "the noise to be released is not that of the mechanism: nothing is released."

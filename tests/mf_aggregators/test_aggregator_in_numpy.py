@@ -469,6 +469,15 @@ def test_only_a_record_in_a_directory_is_pickled(tmp_path: pathlib.Path) -> None
         pickle.loads(pickle.dumps(aggregator)).next(state, [np.array([0.1, 0.3])])
 
 
+def test_a_forked_process_has_no_row_of_an_earlier_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    state, update = _aggregator().initialize(), np.zeros(2)
+    monkeypatch.setattr("os.getpid", lambda: -1)
+    with refuses("forked", error=ReleaseError):
+        _aggregator().next(state, [update])
+    with refuses("forked", error=ReleaseError):
+        _aggregator(template=update).spend(state)
+
+
 def test_no_noise_has_to_be_asked_for() -> None:
     options: list[dict[str, Any]] = [{}, {"allow_no_noise": "no"}]
     for each in options:
