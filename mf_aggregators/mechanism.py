@@ -43,7 +43,7 @@ from mf_aggregators.workloads import Workload
 
 # calibrate raises the noise multiplier by this share first if errors of a computed C require it.
 _ERRORS_OF_C = 1e-11
-# Relative tolerance for stated noise multipliers: of extended runs, and beside a stated sigma.
+# Relative tolerance for the stated noise multipliers and sigmas of saved or extended runs.
 _TOLERANCE = 1e-12
 # The delta of the claim by which noise is released: releases do not depend on delta.
 _ANY_DELTA = 0.5
@@ -889,7 +889,7 @@ def load(directory: str | os.PathLike[str]) -> Mechanism:
             if "epsilon" in horizon and (each.sampling is None or each.sampling.has_groups):
                 proved, stated = each.guarantee(horizon["delta"]), horizon["epsilon"]
                 if described["sigma"] is not None and stated is not None:
-                    # For some matrices 2.0.0 stated more than is proved of its noise.
+                    # Version 2.0.0 states more than is proved of its noise for some matrices.
                     stated = min(stated, proved.epsilon)
                 proved.prove(stated)
         return found

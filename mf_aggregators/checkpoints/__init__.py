@@ -49,7 +49,7 @@ CONFIG_FILE = "config.json"
 # Relative tolerance for recomputed sensitivities and noise multipliers, because other libraries and
 # versions round differently.
 _SENSITIVITY_TOLERANCE = 1e-9
-# The largest ratio of a sensitivity that a version before 3.0 stated to that of this version.
+# A version before 3.0 states at most this times the sensitivity of this version.
 _LARGEST_EARLIER_BOUND = 1.5
 
 
@@ -355,7 +355,7 @@ def load_with_mechanism(
             _check_version(path, inputs.part(contents["format_version"], int))
             horizons, sigma = inputs.part(contents["horizons"], list), contents.get("sigma")
             if sigma is None:
-                # Files of 2.0.0 have none: it is what that version drew, by its own sensitivity.
+                # Version 2.0.0 drew noise by the sensitivity that it states.
                 errors = inputs.part(description["errors"], dict)
                 sigma = float(horizons[-1]["noise_multiplier"]) * float(errors["sensitivity"])
             described = {"horizons": horizons, "sigma": sigma}
@@ -373,7 +373,7 @@ def _described_by_statement(contents: Mapping[str, object]) -> dict[str, object]
         noise, sigma = inputs.part(contents["noise"], dict), None
         multipliers = [float(each) for each in noise["noise_multipliers"]]
     else:
-        # What 2.0.0 drew follows from the sensitivity that it states.
+        # The noise of 2.0.0 follows from the sensitivity that it states.
         multipliers = [plan["noise_multiplier"] for plan in plans]
         sigma = multipliers[-1] * plans[-1]["sensitivity"]
     return {
@@ -514,7 +514,7 @@ def _check_sensitivity(
     is_older: bool,
 ) -> None:
     found = factorization.sensitivity(schema).value
-    # Bounds of earlier versions were larger for some matrices, such as those of online trees.
+    # Earlier versions state larger bounds for some matrices, such as online trees.
     most = _LARGEST_EARLIER_BOUND if is_older else 1.0 + _SENSITIVITY_TOLERANCE
     # The comparison is negated so that NaN is refused, too.
     if not (1.0 - _SENSITIVITY_TOLERANCE) * found <= stated <= most * found:
