@@ -38,7 +38,7 @@ changes the norm after every ten rounds, by steps five times those of TFF.
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -76,11 +76,11 @@ class ClipState(NamedTuple):
       num_fractions: int64 scalar: the number of these fractions.
     """
 
-    norm: Any
-    released_norm: Any
-    released_fraction: Any
-    fraction_sum: Any
-    num_fractions: Any
+    norm: float
+    released_norm: float
+    released_fraction: float
+    fraction_sum: float
+    num_fractions: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,7 +204,7 @@ class AdaptiveClip:
         return float(min(max(moved, smallest), largest))
 
     @staticmethod
-    def exponential(exponent: Any) -> Any:
+    def exponential(exponent: float) -> float:
         """Returns e to a power to a relative 1e-12, with the same bits on every machine.
 
         Libraries round exponentials differently, but the clip norm must be the same for everybody

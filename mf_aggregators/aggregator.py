@@ -28,7 +28,7 @@ import os
 import pathlib
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
@@ -67,6 +67,9 @@ NOISE_DTYPES = {
 # The largest change of an indicator or a metric by rounding, as a fraction of its range.
 _LARGEST_ROUNDING_OF_A_MEAN = 0.02
 _Enum = TypeVar("_Enum", bound=enum.Enum)
+# A nest of arrays, and the dtype or the shape of a leaf.
+_Nest = TypeVar("_Nest")
+_Kind = TypeVar("_Kind")
 _NO_TEMPLATE = (
     "the shapes of updates are not known yet: call aggregator.with_template(an update).{method}, "
     "or make the aggregator with template=."
@@ -240,7 +243,7 @@ class Aggregator:
         clip_norm: float | AdaptiveClip,
         clients_per_round: float,
         *,
-        template: Any = None,
+        template: object = None,
         seed: int | None = None,
         noise_storage: str = NoiseStorage.STATE.value,
         noise_directory: str | os.PathLike[str] | None = None,
@@ -313,7 +316,7 @@ class Aggregator:
         if template is not None:
             self._of_tensors(_tensors_of(template))
 
-    def with_template(self, template: Any) -> "Aggregator":
+    def with_template(self, template: object) -> "Aggregator":
         """Returns an aggregator with the same options and record, for updates like a template.
 
         Args:
@@ -357,7 +360,9 @@ class Aggregator:
         clip = None if self._options.rule is None else self._options.rule.first_state
         return AggregatorState(self._of_tensors(tensors).start(self._options.seed), tensors, clip)
 
-    def next(self, state: AggregatorState, updates: Iterable[Any]) -> tuple[AggregatorState, Any]:
+    def next(
+        self, state: AggregatorState, updates: Iterable[_Nest]
+    ) -> tuple[AggregatorState, _Nest]:
         """Runs one round: clips and adds up the updates, and releases the noisy mean.
 
         Args:
@@ -387,9 +392,10 @@ class Aggregator:
         release = self._of_tensors(state.tensors)
         self._check_noise(release, state)
         noise, released = release.next(state.noise, vectors, self._scales(state))
-        return self._following(state, noise, released, structure)
+        # A template has the structure of an update.
+        return self._following(state, noise, released, structure)  # type: ignore[arg-type]
 
-    def record(self, state: AggregatorState, update: Any) -> list[IntArray]:
+    def record(self, state: AggregatorState, update: object) -> list[IntArray]:
         """Returns a client's clipped update as integers, which can be added up and released.
 
         Args:
@@ -422,8 +428,8 @@ class Aggregator:
         return self._of_tensors(known.tensors).clipped(self._vector_of(known, update))
 
     def release(
-        self, state: AggregatorState, sums: Sequence[IntArray], num_clients: int, template: Any
-    ) -> tuple[AggregatorState, Any]:
+        self, state: AggregatorState, sums: Sequence[IntArray], num_clients: int, template: _Nest
+    ) -> tuple[AggregatorState, _Nest]:
         """Releases a round, given the sum of the clients' records.
 
         Releasing the same sums again gives the same bits. So if a server saves the sums of a round
@@ -545,7 +551,7 @@ class Aggregator:
         public_data: str,
         enforcement: str,
         state: AggregatorState | None = None,
-        **options: Any,
+        **options: object,
     ) -> Statement:
         """Returns the privacy statement of a run of this aggregator.
 
@@ -586,7 +592,7 @@ class Aggregator:
             population=population,
             public_data=public_data,
             enforcement=enforcement,
-            **options,
+            **options,  # type: ignore[arg-type]  # KnownFacts.statement checks them.
         )
 
     def known_facts(
@@ -712,10 +718,10 @@ class Aggregator:
                 "the noise to be released is not that of the mechanism: nothing is released."
             )
 
-    def _vector_of(self, state: AggregatorState, update: Any) -> list[Any]:
+    def _vector_of(self, state: AggregatorState, update: object) -> list[FloatArray]:
         """The arrays of an update, with the clipped-count indicator if the clip norm adapts."""
-        arrays = [leaf for _, leaf in named_leaves(update)]
         _with_tensors(state, _tensors_of(update, is_array=True))
+        arrays = [np.asarray(leaf) for _, leaf in named_leaves(update)]
         if self._options.split is None or state.clip is None:
             return arrays
         clipped, indicator = adaptive_clip.clip_with_indicator(arrays, state.clip.norm)
@@ -734,8 +740,8 @@ class Aggregator:
         state: AggregatorState,
         noise: ReleaseState,
         released: Sequence[FloatArray],
-        structure: Any,
-    ) -> tuple[AggregatorState, Any]:
+        structure: _Nest,
+    ) -> tuple[AggregatorState, _Nest]:
         """The next state, and the noisy mean in the structure of updates."""
         clip = state.clip
         if self._options.rule is not None and clip is not None:
@@ -760,7 +766,7 @@ def _with_tensors(state: AggregatorState, tensors: _Tensors) -> AggregatorState:
     return state
 
 
-def _tensors_of(structure: Any, *, is_array: bool = False) -> _Tensors:
+def _tensors_of(structure: object, *, is_array: bool = False) -> _Tensors:
     """The shapes, dtypes and paths of the leaves of a structure.
 
     Raises:
@@ -946,7 +952,9 @@ def _check_means(sums: IntegerSums, vector_norm: float, *weights: float) -> None
         )
 
 
-def _tensor_of(leaf: Any, path: str = "", *, is_array: bool = False) -> tuple[tuple[int, ...], str]:
+def _tensor_of(
+    leaf: object, path: str = "", *, is_array: bool = False
+) -> tuple[tuple[int, ...], str]:
     """Returns the shape and the dtype's name of an array, or of an object that has both.
 
     Args:
@@ -963,18 +971,20 @@ def _tensor_of(leaf: Any, path: str = "", *, is_array: bool = False) -> tuple[tu
     if not is_plain(leaf) and (not is_specification or shape is None or None in tuple(shape)):
         raise TypeError(_not_plain(leaf, path))
     # Arrays of other frameworks and specifications of tensors also have dtype and shape.
-    array = leaf if hasattr(leaf, "dtype") and hasattr(leaf, "shape") else np.asarray(leaf)
-    name = (getattr(array.dtype, "name", None) or str(array.dtype)).removeprefix("torch.")
+    dtype = getattr(leaf, "dtype", None)
+    if dtype is None or shape is None:
+        dtype, shape = np.asarray(leaf).dtype, np.shape(np.asarray(leaf))
+    name = (getattr(dtype, "name", None) or str(dtype)).removeprefix("torch.")
     if name not in NOISE_DTYPES:
         raise TypeError(
             f"noise can be added to {', '.join(NOISE_DTYPES)} arrays, found one of dtype {name} "
-            f"and shape {tuple(array.shape)}{path and f' at {path}'}: leave integers and booleans "
+            f"and shape {tuple(shape)}{path and f' at {path}'}: leave integers and booleans "
             "out of the updates, or cast them to floats."
         )
-    return tuple(int(size) for size in array.shape), name
+    return tuple(int(size) for size in shape), name
 
 
-def _not_plain(leaf: Any, path: str) -> str:
+def _not_plain(leaf: object, path: str) -> str:
     """Returns the error message for a leaf that is not a plain array."""
     kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}"
     dtype = f" of dtype {leaf.dtype}" if hasattr(leaf, "dtype") else ""
@@ -988,7 +998,7 @@ def _not_plain(leaf: Any, path: str) -> str:
 # ----- Nests: dicts, lists, tuples, named tuples and attrs of arrays, in the order of ``tf.nest``.
 
 
-def named_leaves(nest: Any) -> list[tuple[str, Any]]:
+def named_leaves(nest: object) -> list[tuple[str, object]]:
     """Returns each array of a nest with its path, in the order of ``tf.nest``.
 
     Dicts are in the order of sorted keys. A path has the kind of each container and the name in it:
@@ -998,12 +1008,12 @@ def named_leaves(nest: Any) -> list[tuple[str, Any]]:
     Args:
       nest: The nest.
     """
-    leaves: list[tuple[str, Any]] = []
+    leaves: list[tuple[str, object]] = []
     _mapped(lambda path, leaf: leaves.append((path, leaf)), nest)
     return leaves
 
 
-def in_structure(nest: Any, leaves: Sequence[Any]) -> Any:
+def in_structure(nest: _Nest, leaves: Sequence[object]) -> _Nest:
     """Returns a nest with other leaves.
 
     Args:
@@ -1011,13 +1021,14 @@ def in_structure(nest: Any, leaves: Sequence[Any]) -> Any:
       leaves: As many as it has, in the order of ``tf.nest``.
     """
     following = iter(leaves)
-    return _mapped(lambda *_: next(following), nest)
+    # Only the leaves are others.
+    return _mapped(lambda *_: next(following), nest)  # type: ignore[return-value]
 
 
 def check_same(
-    expected: Sequence[tuple[str, Any]],
-    found: Sequence[tuple[str, Any]],
-    is_same: Callable[[Any, Any], bool] = operator.eq,
+    expected: Sequence[tuple[str, _Kind]],
+    found: Sequence[tuple[str, _Kind]],
+    is_same: Callable[[_Kind, _Kind], bool] = operator.eq,
 ) -> None:
     """Raises ValueError unless two nests have the same paths and kinds of leaves.
 
@@ -1038,7 +1049,7 @@ def check_same(
             )
 
 
-def is_plain(leaf: Any) -> bool:
+def is_plain(leaf: object) -> bool:
     """Returns whether an object is a dense array of numbers, without mask, labels or units.
 
     Args:
@@ -1053,8 +1064,9 @@ def is_plain(leaf: Any) -> bool:
     return isinstance(leaf, float | np.generic) or (hasattr(leaf, "__dlpack__") and not is_sparse)
 
 
-def _mapped(function: Callable[[str, Any], Any], nest: Any, path: str = "") -> Any:
+def _mapped(function: Callable[[str, object], object], nest: object, path: str = "") -> object:
     """The nest with ``function`` of path and leaf in each place, in the order of ``tf.nest``."""
+    kind: type = type(nest)
     if isinstance(nest, Mapping):
         # The order of insertion is not part of a dict's structure; ``tf.nest`` sorts as well.
         named = (
@@ -1066,16 +1078,14 @@ def _mapped(function: Callable[[str, Any], Any], nest: Any, path: str = "") -> A
         return collections.OrderedDict(in_order) if is_ordered else dict(in_order)
     if isinstance(nest, tuple) and hasattr(nest, "_fields"):
         pairs = zip(nest._fields, nest, strict=True)
-        return type(nest)(*(_mapped(function, child, f"{path}.{name}") for name, child in pairs))
-    if hasattr(type(nest), "__attrs_attrs__"):
-        names = [field.name for field in type(nest).__attrs_attrs__]
-        return type(nest)(
-            *(_mapped(function, getattr(nest, name), f"{path}.{name}") for name in names)
-        )
+        return kind(*(_mapped(function, child, f"{path}.{name}") for name, child in pairs))
+    if hasattr(kind, "__attrs_attrs__"):
+        names = [field.name for field in kind.__attrs_attrs__]
+        return kind(*(_mapped(function, getattr(nest, name), f"{path}.{name}") for name in names))
     if isinstance(nest, list | tuple):
         ends = "[]" if isinstance(nest, list) else "()"
         numbered = enumerate(nest)
-        return type(nest)(
+        return kind(
             _mapped(function, child, f"{path}{ends[0]}{i}{ends[1]}") for i, child in numbered
         )
     return function(path, nest)

@@ -6,11 +6,12 @@ imported by ``import mf_aggregators``, which works without matplotlib.
 """
 
 import colorsys
+import contextlib
 import pathlib
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import IO, Any, TypeAlias
+from typing import IO, TypeAlias
 
 import matplotlib
 import matplotlib.axes
@@ -75,7 +76,7 @@ _LINES = ("-", "--", (0, (1, 1.2)))
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
 
 
-def styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+def styles(names: Sequence[str]) -> dict[str, dict[str, object]]:
     """Returns the style of each curve of a figure, by name.
 
     Args:
@@ -121,7 +122,7 @@ def panels(
     num_rows: int,
     num_columns: int,
     inches: tuple[float, float | Sequence[str]] = _INCHES_PER_PANEL,
-    **options: Any,
+    **options: object,
 ) -> tuple[matplotlib.figure.Figure, np.ndarray]:
     """Creates a figure with panels.
 
@@ -174,7 +175,7 @@ def save(figure: matplotlib.figure.Figure, file: IO[bytes] | str, suffix: str = 
       b'PNG'
     """
     # Removes dates and versions from the file, so that the same figure gives the same bytes.
-    options: dict[str, Any] = {}
+    options: dict[str, object] = {}
     if suffix == "png":
         options = {"metadata": {"Software": None}, "pil_kwargs": {"optimize": True}}
     figure.savefig(file, dpi=figure.dpi, format=suffix, **options)
@@ -271,7 +272,7 @@ def lines(
     logarithmic: str = "",
     places: _Numbers | None = None,
     levels: Mapping[str, float] | None = None,
-    own_styles: Mapping[str, Mapping[str, Any]] | None = None,
+    own_styles: Mapping[str, Mapping[str, object]] | None = None,
     with_legend: bool = True,
 ) -> None:
     """Draws curves into a panel, with title, labels and legend.
@@ -423,7 +424,7 @@ def heat_map(
             figure.colorbar(image, ax=axes, shrink=0.9)
 
 
-def _style() -> Any:
+def _style() -> contextlib.AbstractContextManager[None]:
     """A context in which figures have the style of this package."""
     return matplotlib.rc_context(fname=_STYLE)
 

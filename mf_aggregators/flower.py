@@ -28,7 +28,6 @@ import pathlib
 import time
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
@@ -42,6 +41,7 @@ from mf_aggregators.aggregator import Aggregator, AggregatorState, ReleaseError,
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import Error, IntArray
 from mf_aggregators.mechanism import Mechanism
+from mf_aggregators.participation import Participation
 from mf_aggregators.privacy import ledgers
 from mf_aggregators.privacy.ledgers import GivenLedger, Ledger, LedgerError, RoundTimes
 from mf_aggregators.privacy.statements import Statement
@@ -124,7 +124,7 @@ class MatrixFactorization(Strategy):
         *,
         cohort_seed: int = 0,
         patience: float = 600.0,
-        **options: Any,
+        **options: object,
     ) -> None:
         """Creates the strategy.
 
@@ -161,7 +161,11 @@ class MatrixFactorization(Strategy):
                 f"give it min_train_nodes and min_available_nodes of at most {self._cohort_size}."
             )
         self._aggregator = Aggregator(
-            mechanism, clip_norm, clients_per_round, noise_directory=directory, **options
+            mechanism,
+            clip_norm,
+            clients_per_round,
+            noise_directory=directory,
+            **options,  # type: ignore[arg-type]  # The aggregator checks them.
         )
         if mechanism.sampling is not None:
             raise ValueError(
@@ -254,7 +258,7 @@ class MatrixFactorization(Strategy):
         self._remove(i)
 
     def statement(
-        self, ledger: GivenLedger | RoundTimes | None = None, **options: Any
+        self, ledger: GivenLedger | RoundTimes | None = None, **options: object
     ) -> Statement:
         """Returns the privacy statement of the run in the directory.
 
@@ -286,7 +290,8 @@ class MatrixFactorization(Strategy):
             known = dataclasses.replace(known, counts=_COUNTS)
             options["round_counts"] = [len(cohort) for cohort in ledger.cohorts()]
         found = self._ledger_path if ledger is None else ledger
-        return known.statement(found, **options)
+        # KnownFacts.statement checks them.
+        return known.statement(found, **options)  # type: ignore[arg-type]
 
     def summary(self) -> None:
         """Logs the mechanism, the directory and the wrapped strategy."""
@@ -323,11 +328,11 @@ class MatrixFactorization(Strategy):
         arrays = self._released(sums, number)
         return arrays, MetricRecord(dict(self._aggregator.metrics(self._running())))
 
-    def configure_evaluate(self, *_: Any) -> Iterable[Message]:
+    def configure_evaluate(self, *_: object) -> Iterable[Message]:
         """Returns no messages: metrics of clients would be released without noise."""
         return []
 
-    def aggregate_evaluate(self, *_: Any) -> None:
+    def aggregate_evaluate(self, *_: object) -> None:
         """Returns None, because no client was asked."""
 
     def _running(self) -> AggregatorState:
@@ -421,7 +426,7 @@ class MatrixFactorization(Strategy):
             self._rounds = rounds
         return [nodes[name] for name in found]
 
-    def _schema(self, i: int) -> Any:
+    def _schema(self, i: int) -> Participation:
         """The schema that is in force in a round: that of the first horizon with this round."""
         return next(
             each.noise_reference for each in self._mechanism.horizons if i < each.num_rounds
@@ -557,11 +562,11 @@ def _of_record(record: ArrayRecord) -> dict[str, np.ndarray]:
     return {name: array.numpy() for name, array in record.items()}
 
 
-def _shapes(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+def _shapes(arrays: Mapping[str, np.ndarray]) -> dict[str, object]:
     return {name: (array.shape, array.dtype) for name, array in arrays.items()}
 
 
-def _items(nest: Any) -> Mapping[str, np.ndarray]:
+def _items(nest: object) -> Mapping[str, np.ndarray]:
     """The arrays of a list, a dict or a record, by name; empty for other values."""
     items = dict(enumerate(nest)) if isinstance(nest, list) else nest
     if isinstance(items, ArrayRecord):

@@ -19,13 +19,14 @@ smaller rates; fewer rounds favour larger rates.
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from mf_aggregators import adaptive_clip, clip_search, factorizations
 from mf_aggregators.aggregator import Aggregator, in_structure, named_leaves
 from mf_aggregators.kernel import numbers
+from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.mechanism import Mechanism
 
 # The default number of rounds of each candidate, and the default share of the budget for all
@@ -34,6 +35,9 @@ ROUNDS, SHARE = 40, 0.1
 # The largest norm of a client's share of right examples, in clip norms; updates get 5 % more noise
 # for it.
 _WEIGHT = 1.0 / 3.0
+# The state of a server, and an update: a structure of arrays.
+_State = TypeVar("_State")
+_Update = TypeVar("_Update")
 
 
 class _Found(NamedTuple):
@@ -87,9 +91,9 @@ def of_run(
 def find(
     search: Sequence[Mechanism],
     rates: Sequence[float],
-    updates_of: Callable[[int, int, Any], Iterable[tuple[Any, float]]],
-    step: Callable[[Any, Any, float], Any],
-    first: Any,
+    updates_of: Callable[[int, int, _State], Iterable[tuple[_Update, float]]],
+    step: Callable[[_State, _Update, float], _State],
+    first: _State,
     *,
     clip_norm: float,
     clients_per_round: float,
@@ -133,13 +137,13 @@ def find(
     each_run = search[0]
     late, norm = each_run.num_rounds // 2, math.hypot(1.0, _WEIGHT)
 
-    def vector(update: Any, share: float) -> list[Any]:
+    def vector(update: _Update, share: float) -> tuple[_Update, FloatArray]:
         """The clipped update divided by the clip norm, and the share relative to one half."""
         clipped, _ = adaptive_clip.clip_with_indicator(
-            [leaf for _, leaf in named_leaves(update)], clip_norm
+            [np.asarray(leaf) for _, leaf in named_leaves(update)], clip_norm
         )
         centred = 2.0 * min(max(share, 0.0), 1.0) - 1.0
-        return [in_structure(update, clipped), np.array(_WEIGHT * centred)]
+        return in_structure(update, clipped), np.array(_WEIGHT * centred)
 
     scores = []
     for candidate, rate in enumerate(tried):
@@ -149,7 +153,7 @@ def find(
             cohort = updates_of(candidate, number, server)
             state, (mean, share) = aggregator.next(state, (vector(*each) for each in cohort))
             shares.append(0.5 + float(share) / (2.0 * _WEIGHT))
-            leaves = [clip_norm * leaf for _, leaf in named_leaves(mean)]
+            leaves = [clip_norm * np.asarray(leaf) for _, leaf in named_leaves(mean)]
             server = step(server, in_structure(mean, leaves), rate)
         scores.append(float(np.mean(shares[late:])))
     of_z = np.mean(each_run.factorization.noising_matrix()[late:], axis=0)

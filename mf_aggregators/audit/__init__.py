@@ -24,13 +24,13 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import scipy.special
 
 from mf_aggregators import inputs
-from mf_aggregators.aggregator import Aggregator
+from mf_aggregators.aggregator import Aggregator, AggregatorState
 from mf_aggregators.audit import statistics
 from mf_aggregators.audit.run_audit import one_run as one_run
 from mf_aggregators.audit.statistics import Contribution, ErrorRates, NoiseModel
@@ -76,8 +76,9 @@ _COORDINATES = 2000
 
 # A function that makes the first state of an aggregator; and a function from a state and clients'
 # vectors to the next state, the mean and the next clip norm.
-_Start: TypeAlias = Callable[[], Any]
-_Step: TypeAlias = Callable[[Any, list[FloatArray]], tuple[Any, FloatArray, float | None]]
+_Start: TypeAlias = Callable[[], object]
+_After: TypeAlias = tuple[object, FloatArray, float | None]
+_Step: TypeAlias = Callable[[object, list[FloatArray]], _After]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,7 +215,7 @@ class AuditResult:
 
 
 def audit(
-    build_aggregator: Callable[[], Any],
+    build_aggregator: Callable[[], object],
     claim: Claim,
     *,
     delta: float = 1e-6,
@@ -357,7 +358,10 @@ def _bounds_of_any_mechanism(
 
 @contextlib.contextmanager
 def _tuned_runner(
-    build_aggregator: Callable[[], Any], claim: Claim, numbers: Sequence[int], show_progress: bool
+    build_aggregator: Callable[[], object],
+    claim: Claim,
+    numbers: Sequence[int],
+    show_progress: bool,
 ) -> Iterator[tuple["_Runner", NoiseModel]]:
     """Yields a runner of an aggregation process, and its noise without canaries.
 
@@ -381,7 +385,9 @@ def _tuned_runner(
         yield runner, NoiseModel.fitted(noise, claim.clip_norm)
 
 
-def process_of(built: Any, dtype: type[np.floating[Any]], dimension: int) -> tuple[_Start, _Step]:
+def process_of(
+    built: object, dtype: type[np.float32 | np.float64], dimension: int
+) -> tuple[_Start, _Step]:
     """Returns functions that run an aggregator on vectors of one size.
 
     Args:
@@ -396,7 +402,8 @@ def process_of(built: Any, dtype: type[np.floating[Any]], dimension: int) -> tup
     if isinstance(built, Aggregator):
         aggregator = built.with_template(np.zeros(dimension, dtype))
 
-        def in_numpy(state: Any, clients: Any) -> tuple[Any, FloatArray, float | None]:
+        def in_numpy(state: object, clients: list[FloatArray]) -> _After:
+            assert isinstance(state, AggregatorState)
             state, mean = aggregator.next(state, clients)
             return state, mean, aggregator.metrics(state).get("next_clip_norm")
 
@@ -404,9 +411,10 @@ def process_of(built: Any, dtype: type[np.floating[Any]], dimension: int) -> tup
     # Imported here, because the import takes seconds.
     import tensorflow_federated as tff
 
-    process = built.create(tff.TensorType(dtype, [dimension]))
+    factory: tff.aggregators.UnweightedAggregationFactory = built
+    process = factory.create(tff.TensorType(dtype, [dimension]))
 
-    def in_tff(state: Any, clients: Any) -> tuple[Any, FloatArray, float | None]:
+    def in_tff(state: object, clients: list[FloatArray]) -> _After:
         output = process.next(state, clients)
         measured = getattr(output, "measurements", None) or {}
         norm = measured.get("dp_query_metrics", {}).get("next_clip_norm")
@@ -419,7 +427,7 @@ class _Runner:
     """Runs an aggregation process with an attacker, each time from a new first state."""
 
     def __init__(
-        self, factory: Any, claim: Claim, dimension: int, report_rounds: Callable[[int], Any]
+        self, factory: object, claim: Claim, dimension: int, report_rounds: Callable[[int], object]
     ) -> None:
         self._initialize, self._next = process_of(factory, np.float32, dimension)
         self._claim = claim
@@ -564,7 +572,7 @@ class _DrawnResult:
 
 
 def audit_drawn(
-    build_aggregator: Callable[[], Any],
+    build_aggregator: Callable[[], object],
     mechanism: Mechanism,
     *,
     clip_norm: float,

@@ -14,7 +14,6 @@ as the one in TensorFlow Federated.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -116,7 +115,7 @@ def audit_clipping(
 
 def _whole(
     contribution: Contribution, signs: FloatArray, num_rounds: int
-) -> tuple[Any, FloatArray]:
+) -> tuple[Contribution, FloatArray]:
     """The contribution to updates and counts together, with its (2 k, m) entries."""
     counts = (num_rounds + i for i in contribution.rounds)
     whole = dataclasses.replace(contribution, rounds=(*contribution.rounds, *counts))
@@ -142,7 +141,7 @@ class _Runs:
     """Runs one aggregator many times side by side, each time from a new first state."""
 
     def __init__(
-        self, aggregator: Aggregator, claim: Claim, report_round: Callable[[], Any]
+        self, aggregator: Aggregator, claim: Claim, report_round: Callable[[], object]
     ) -> None:
         self._aggregator, self._claim, self._report_round = aggregator, claim, report_round
 

@@ -15,7 +15,6 @@ guesses is stochastically at most binomial, and too many right guesses refute th
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import scipy.stats
@@ -69,7 +68,7 @@ class BitsResult:
 
 
 def audit_bits(
-    build_aggregator: Callable[[], Any],
+    build_aggregator: Callable[[], object],
     claim: Claim,
     *,
     false_alarm_rate: float = 1e-4,
@@ -132,7 +131,9 @@ def _trials(most_right: float, rate: float) -> int:
 class _Attack:
     """Runs with clients of one float type, and the attacker's guesses."""
 
-    def __init__(self, factory: Any, claim: Claim, dtype: np.dtype[np.floating[Any]]) -> None:
+    def __init__(
+        self, factory: object, claim: Claim, dtype: np.dtype[np.float32] | np.dtype[np.float64]
+    ) -> None:
         self._initialize, self._next = process_of(factory, dtype.type, _BLOCKS * _BLOCK)
         self._claim, self._dtype = claim, dtype
         # The other clients have entries in all blocks.
@@ -146,7 +147,7 @@ class _Attack:
         self._largest = math.floor(largest / self._unit)
 
     def right_guesses(
-        self, generator: np.random.Generator, report_rounds: Callable[[int], Any]
+        self, generator: np.random.Generator, report_rounds: Callable[[int], object]
     ) -> int:
         """Returns the number of right guesses in a run."""
         state, right = self._initialize(), 0

@@ -17,7 +17,6 @@ import dataclasses
 import math
 import pathlib
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import numpy as np
 import scipy.special
@@ -507,14 +506,14 @@ class RunAudit:
         return f"epsilon is at least {bound} with {confidence}; the claim is {verdict}"
 
     @staticmethod
-    def of_statement(canaries: int, audit: "RunAudit | None") -> dict[str, Any]:
+    def of_statement(canaries: int, audit: "RunAudit | None") -> dict[str, object]:
         """Returns the fields of canaries in a privacy statement, JSON-able.
 
         Args:
           canaries: The number of canaries.
           audit: The result of the audit; None before the end of the run.
         """
-        found: dict[str, Any] = {
+        found: dict[str, object] = {
             "canaries": canaries,
             "confidence_percent": f"{100.0 * (1.0 - MISS_PROBABILITY):g}",
             "false_alarm_rate": f"{FALSE_ALARM_RATE:g}",

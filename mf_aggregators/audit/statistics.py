@@ -21,7 +21,6 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import scipy.sparse.csgraph
@@ -46,7 +45,7 @@ _STANDARD_ERRORS = 4.0
 _THRESHOLDS_TRIED = 1024
 
 
-def checked_false_alarm_rate(value: Any) -> float:
+def checked_false_alarm_rate(value: object) -> float:
     """Checks the false alarm rate of an audit, which has to be above 0 and below 1.
 
     With any other rate, bounds would be useless or wrong.
@@ -206,12 +205,15 @@ class ErrorRates:
         return float(_refuted(self.false_positive_bound, self.false_negative_bound, delta))
 
 
-def _refuted(alpha: Any, beta: Any, delta: float | None) -> Any:
+def _refuted(
+    alpha: float | FloatArray, beta: float | FloatArray, delta: float | None
+) -> FloatArray:
     """The mu that error rates (arrays or floats) refute; with a delta, the refuted epsilon."""
     if delta is None:
-        return np.maximum(-(scipy.special.ndtri(alpha) + scipy.special.ndtri(beta)), 0.0)
-    ratios = [(1.0 - beta - delta) / alpha, (1.0 - alpha - delta) / beta]
-    return np.log(np.maximum(np.max(ratios, axis=0), 1.0))
+        quantiles = scipy.special.ndtri(alpha) + scipy.special.ndtri(beta)
+        return np.asarray(np.maximum(-quantiles, 0.0))
+    ratios = np.maximum((1.0 - beta - delta) / alpha, (1.0 - alpha - delta) / beta)
+    return np.asarray(np.log(np.maximum(ratios, 1.0)))
 
 
 def epsilon_of_mu(mu: float, delta: float) -> float:

@@ -15,7 +15,6 @@ import math
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from absl import flags
 
@@ -117,7 +116,7 @@ def _main(values: flags.FlagValues) -> int:
 
 def _audit_of_a_schema(
     values: flags.FlagValues, mechanism: Mechanism
-) -> tuple[bool, dict[str, Any], str]:
+) -> tuple[bool, dict[str, object], str]:
     """Audits clients under a schema: returns whether the claim is refuted, fields, a verdict."""
     command_line.check_choice(
         not values.adaptive_clip or mechanism.num_rounds <= MOST_ROUNDS,
@@ -126,16 +125,14 @@ def _audit_of_a_schema(
     )
     claim = audit.Claim(mechanism, _CLIP_NORM, _CLIENTS_PER_ROUND)
 
-    def build(**options: Any) -> Any:
-        clip: float | AdaptiveClip = _CLIP_NORM
-        if values.adaptive_clip:
-            clip = AdaptiveClip(_CLIP_NORM, **options)
+    def build(adaptive: AdaptiveClip) -> object:
+        clip: float | AdaptiveClip = adaptive if values.adaptive_clip else _CLIP_NORM
         return _aggregator(values, mechanism, clip, _CLIENTS_PER_ROUND)
 
     rate = statistics.checked_false_alarm_rate(values.false_alarm_rate)
     rate /= 3.0 if values.adaptive_clip else 2.0
     result = audit.audit(
-        lambda: build(update_period=1),
+        lambda: build(AdaptiveClip(_CLIP_NORM, update_period=1)),
         claim,
         delta=values.delta,
         canaries=values.canaries,
@@ -144,7 +141,10 @@ def _audit_of_a_schema(
     )
     # The attack on bits is only for constant clip norms.
     bits = audit_bits(
-        lambda: build(learning_rate=0.0), claim, false_alarm_rate=rate, show_progress=True
+        lambda: build(AdaptiveClip(_CLIP_NORM, learning_rate=0.0)),
+        claim,
+        false_alarm_rate=rate,
+        show_progress=True,
     )
     clipping = None
     if values.adaptive_clip:
@@ -162,7 +162,7 @@ def _audit_of_a_schema(
         found.append(clipping)
     false_alarm_rate = sum(each.false_alarm_rate for each in found)
     rates = result.rates[0]
-    fields: dict[str, Any] = {
+    fields: dict[str, object] = {
         "delta": result.delta,
         "epsilon": result.epsilon,
         "epsilon_lower_bound": result.epsilon_lower_bound,
@@ -211,7 +211,7 @@ def _backend(values: flags.FlagValues) -> str:
 
 def _aggregator(
     values: flags.FlagValues, mechanism: Mechanism, clip: float | AdaptiveClip, clients: float
-) -> Any:
+) -> object:
     """The aggregator that is attacked."""
     if _backend(values) == "numpy":
         storage = "state" if values.noise_storage == "auto" else values.noise_storage
@@ -230,7 +230,7 @@ def _aggregator(
 
 def _audit_drawn(
     values: flags.FlagValues, mechanism: Mechanism
-) -> tuple[bool, dict[str, Any], str]:
+) -> tuple[bool, dict[str, object], str]:
     """Audits drawn clients: returns whether the claim is refuted, fields, and a verdict."""
     command_line.check_choice(
         not values.adaptive_clip,
@@ -248,7 +248,7 @@ def _audit_drawn(
         false_alarm_rate=values.false_alarm_rate,
         show_progress=True,
     )
-    fields: dict[str, Any] = {}
+    fields: dict[str, object] = {}
     for bound, rates in zip(result.bounds, result.rates, strict=True):
         at = f"_at_delta_{bound.delta:g}"
         fields |= {

@@ -20,7 +20,6 @@ import tempfile
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 from absl import flags
 
@@ -130,7 +129,9 @@ def run(
         return status
 
 
-def _show_warning(program: str, message: Warning | str, *unused: Any, **also_unused: Any) -> None:
+def _show_warning(
+    program: str, message: Warning | str, *unused: object, **also_unused: object
+) -> None:
     """Prints a warning in one line, in place of ``warnings.showwarning``."""
     print(f"{program}: warning: {' '.join(str(message).split())}", file=sys.stderr, flush=True)
 
@@ -167,7 +168,7 @@ def flags_of(define_flags: Callable[[flags.FlagValues], None]) -> flags.FlagValu
     return values
 
 
-def print_result(values: flags.FlagValues, fields: Mapping[str, Any], text: str) -> None:
+def print_result(values: flags.FlagValues, fields: Mapping[str, object], text: str) -> None:
     """Prints a command's result on standard output: JSON or text, as ``--format`` says.
 
     Args:
@@ -236,7 +237,7 @@ def _is_installed(package: str) -> bool:
         return False
 
 
-def table(rows: Sequence[tuple[str, Any]]) -> str:
+def table(rows: Sequence[tuple[str, object]]) -> str:
     """Returns aligned lines of names and values, floats to six digits.
 
     Numbers of a guarantee, which are recognised by their names, are never printed better than they
@@ -247,7 +248,7 @@ def table(rows: Sequence[tuple[str, Any]]) -> str:
     return "\n".join(f"{name:<{width}}  {_readable(name, value)}" for name, value in rows)
 
 
-def _readable(name: str, value: Any) -> str:
+def _readable(name: str, value: object) -> str:
     """The value of a field as :func:`table` writes it."""
     if value is None:
         return "-"
@@ -405,7 +406,7 @@ class _OnceFlag(flags.Flag):  # type: ignore[misc, unused-ignore]
     again is allowed.
     """
 
-    def parse(self, argument: Any) -> None:
+    def parse(self, argument: str | list[str]) -> None:
         first, was_given = self.value, self.present
         super().parse(argument)
         if was_given and self.value != first:
@@ -444,44 +445,46 @@ class FlagGroup:
 
     def string(self, name: str, meaning: str, default: str | None = None) -> None:
         """Defines a flag that takes any text, and that may be given once."""
-        self._define(_define_once, name, meaning, default, parser=flags.ArgumentParser())
+        _define_once(name, default, flags.ArgumentParser(), **self._options(name, meaning))
 
     def path(self, name: str, meaning: str, default: str | None = None) -> None:
         """Defines a flag for a path (``resolved_path``), which may be given once."""
-        self._define(_define_once, name, meaning, default, parser=_PathParser())
+        _define_once(name, default, _PathParser(), **self._options(name, meaning))
 
     def integer(
         self, name: str, meaning: str, default: int | None = None, lower_bound: int | None = None
     ) -> None:
         """Defines a flag that takes an integer."""
-        self._define(flags.DEFINE_integer, name, meaning, default, lower_bound=lower_bound)
+        options = self._options(name, meaning)
+        flags.DEFINE_integer(name, default, lower_bound=lower_bound, **options)
 
     def number(self, name: str, meaning: str, default: float | None = None) -> None:
         """Defines a flag that takes a real number."""
-        self._define(flags.DEFINE_float, name, meaning, default)
+        flags.DEFINE_float(name, default, **self._options(name, meaning))
 
     def number_or_word(self, name: str, meaning: str, default: str | None = None) -> None:
         """Defines a flag that takes a number or a word; the last value counts."""
-        self._define(flags.DEFINE_string, name, meaning, default)
+        flags.DEFINE_string(name, default, **self._options(name, meaning))
 
     def boolean(self, name: str, meaning: str, default: bool | None = None) -> None:
         """Defines a flag that is set by ``--name`` and unset by ``--noname``."""
-        self._define(flags.DEFINE_bool, name, meaning, default)
+        flags.DEFINE_bool(name, default, **self._options(name, meaning))
 
     def choice(
         self, name: str, choices: Sequence[str], meaning: str, default: str | None = None
     ) -> None:
         """Defines a flag that takes one of several words."""
-        self._define(flags.DEFINE_enum, name, meaning, default, enum_values=list(choices))
+        flags.DEFINE_enum(name, default, list(choices), **self._options(name, meaning))
 
     def words(self, name: str, meaning: str, default: Sequence[str] | None = None) -> None:
         """Defines a flag that takes words separated by commas, and that may be given once."""
         words = None if default is None else list(default)
-        self._define(_define_once, name, meaning, words, parser=flags.ListParser())
+        _define_once(name, words, flags.ListParser(), **self._options(name, meaning))
 
     def repeated_paths(self, name: str, meaning: str) -> None:
         """Defines a flag for a path that may be given several times; its value is a list."""
-        self._define(_define_paths, name, meaning, [])
+        parser, serializer = _PathParser(), flags.ArgumentSerializer()
+        flags.DEFINE_multi(parser, serializer, name, [], **self._options(name, meaning))
 
     def overwrite(self, outputs: str = "--output") -> None:
         """Defines --overwrite, which lets a command replace the files at ``outputs``."""
@@ -495,35 +498,23 @@ class FlagGroup:
         """
         setattr(self._values[names[0]], _ALTERNATIVES, names)
 
-    def _define(
-        self, define: Callable[..., Any], name: str, meaning: str, default: Any, **options: Any
-    ) -> None:
-        define(
-            name,
-            default,
-            help=" ".join(filter(None, [meaning, self._default_texts.get(name)])),
-            flag_values=self._values,
-            module_name=self._title,
-            **options,
-        )
+    def _options(self, name: str, meaning: str) -> dict[str, object]:
+        """Options of absl's functions that define a flag: its help, and the group."""
+        text = " ".join(filter(None, [meaning, self._default_texts.get(name)]))
+        return {"help": text, "flag_values": self._values, "module_name": self._title}
 
 
 def _define_once(
     name: str,
-    default: Any,
-    help: str,
+    default: object,
     parser: flags.ArgumentParser,  # type: ignore[type-arg, unused-ignore]
-    **others: Any,
+    *,
+    help: object,
+    **others: object,
 ) -> None:
     is_list = isinstance(parser, flags.ListParser)
     serializer = flags.CsvListSerializer(",") if is_list else flags.ArgumentSerializer()
     flags.DEFINE_flag(_OnceFlag(parser, serializer, name, default, help), **others)
-
-
-def _define_paths(name: str, default: Sequence[str], help: str, **others: Any) -> None:
-    flags.DEFINE_multi(
-        _PathParser(), flags.ArgumentSerializer(), name, list(default), help, **others
-    )
 
 
 def _usage(program: str, values: flags.FlagValues) -> str:

@@ -15,7 +15,6 @@ import sys
 import time
 import warnings
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from absl import flags
@@ -67,7 +66,7 @@ def _main(values: flags.FlagValues) -> None:
     seconds = time.monotonic() - start
     schema = participation or factorization.participation or SingleParticipation()
     described, overwrite = workload.to_dict(), values.overwrite
-    guarantee: dict[str, Any] = {}
+    guarantee: dict[str, object] = {}
     if noise is None:
         checkpoints.save(
             factorization,
@@ -95,7 +94,7 @@ def _main(values: flags.FlagValues) -> None:
     if weights is not None:
         squares = np.dot(inputs.part(weights, list), errors.per_round_variance)
         weighted = {"weighted_error": math.sqrt(float(squares))}
-    fields: dict[str, Any] = {
+    fields: dict[str, object] = {
         "mechanism": factorization.mechanism,
         "num_rounds": factorization.num_rounds,
         "sensitivity": errors.sensitivity.value,

@@ -5,12 +5,11 @@ import math
 import pathlib
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 from absl import flags
 
-from mf_aggregators import accounting, catalogue, checkpoints
+from mf_aggregators import accounting, catalogue, checkpoints, inputs
 from mf_aggregators import mechanism as mechanisms
 from mf_aggregators.commands.command_line import CommandError, FlagGroup, check_choice, naming
 from mf_aggregators.factorizations import Factorization
@@ -70,8 +69,8 @@ def _define_options(values: flags.FlagValues, *, for_runs: bool = False) -> None
 
 
 def given_options(
-    given: Mapping[str, Any], mechanism: str | None, *, for_runs: bool = False
-) -> dict[str, Any]:
+    given: Mapping[str, object], mechanism: str | None, *, for_runs: bool = False
+) -> dict[str, object]:
     """Returns the options of a mechanism that were given, with checkpoints loaded.
 
     Args:
@@ -94,14 +93,14 @@ def given_options(
     options = () if known is None else known.options
     found = {name: given[name] for name in options if given.get(name) is not None}
     if "base_checkpoint" in found:
-        found["base_checkpoint"] = checkpoints.load(found["base_checkpoint"])
+        found["base_checkpoint"] = checkpoints.load(inputs.part(found, str, "base_checkpoint"))
     if "error" in found:
-        found["error"] = round_error(found["error"])
+        found["error"] = round_error(inputs.part(found, str, "error"))
     return found
 
 
 def _check_options(
-    given: Mapping[str, Any], mechanism: str | None, bands: int | None, *, for_runs: bool
+    given: Mapping[str, object], mechanism: str | None, bands: int | None, *, for_runs: bool
 ) -> None:
     """Raises an error if an option belongs to other mechanisms, or is too small."""
     for name, takers in _options(for_runs=for_runs).items():
@@ -272,7 +271,7 @@ def _define_workload(values: flags.FlagValues) -> None:
     )
 
 
-def workload_description(values: flags.FlagValues) -> dict[str, Any] | None:
+def workload_description(values: flags.FlagValues) -> dict[str, object] | None:
     """Returns the workload that the flags describe, or None if they describe none.
 
     Raises:
@@ -294,7 +293,7 @@ def workload_description(values: flags.FlagValues) -> dict[str, Any] | None:
 
 def gap_fields(
     factorization: Factorization, workload: Workload, participation: Participation
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Returns the field ``optimality_gap``, and the name of its error if this is not the mean.
 
     The gap is None unless it is certified for the workload and the schema.
@@ -325,7 +324,7 @@ def _define_privacy(values: flags.FlagValues) -> None:
     )
 
 
-def noise_multiplier(values: Any) -> float | None:
+def noise_multiplier(values: flags.FlagValues) -> float | None:
     """Returns the noise multiplier that the flags ask for, or None if they ask for none.
 
     Args:

@@ -23,7 +23,6 @@ import sys
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from absl import flags
 
@@ -280,7 +279,7 @@ def _main(values: flags.FlagValues) -> None:
     if setting.noise_multiplier is not None:
         in_every_round = _epsilon_in_every_round(setting, chosen)
     candidates = [_fields(each, setting, each is chosen) for each in plan.candidates]
-    fields: dict[str, Any] = {
+    fields: dict[str, object] = {
         "recommended": chosen.kind,
         "recommended_num_bands": chosen.num_bands,
         "reason": plan.reason,
@@ -315,7 +314,7 @@ def _main(values: flags.FlagValues) -> None:
 
 def _fleet(
     values: flags.FlagValues,
-) -> tuple[MinSeparation | None, Fleet | None, dict[str, Any] | None, list[str]]:
+) -> tuple[MinSeparation | None, Fleet | None, dict[str, object] | None, list[str]]:
     """Returns the schema of a plan for devices with timers, and the fleet of devices.
 
     Without flags of a fleet, a tenth of the devices drops out. If simulated fleets survive no
@@ -367,7 +366,7 @@ def _fleet(
         )
     command_line.check_choice(not starves or not given, starves)
     chosen = pairs[0].participation if pairs and values.separation is None else typed
-    fields: dict[str, Any] = {
+    fields: dict[str, object] = {
         "separation": chosen.separation,
         "max_participations": chosen.max_participations,
         "is_assumed": not given,
@@ -389,15 +388,16 @@ def _fleet(
         "dropout": devices.dropout,
         "margins": dataclasses.asdict(margins),
     }
-    return chosen, devices, fields, _lines_of_fleet(devices, fields, margins)
+    return chosen, devices, fields, _lines_of_fleet(devices, not given, margins, pairs)
 
 
-def _lines_of_fleet(devices: Fleet, fields: dict[str, Any], margins: fleets.Margins) -> list[str]:
+def _lines_of_fleet(
+    devices: Fleet, is_assumed: bool, margins: fleets.Margins, pairs: Sequence[fleets.Pair]
+) -> list[str]:
     lines = [
-        f"{100 * devices.dropout:g} % dropouts{' (--dropout)' if fields['is_assumed'] else ''}, "
-        f"{devices.selected} devices selected a round "
-        f"(--over_selection={fields['over_selection']:g}); 95 % of simulated fleets reach the last "
-        "round",
+        f"{100 * devices.dropout:g} % dropouts{' (--dropout)' if is_assumed else ''}, "
+        f"{devices.selected} devices selected a round (--over_selection="
+        f"{devices.selected_per_upload:g}); 95 % of simulated fleets reach the last round",
         f"in simulations it survives down to {margins.population} devices, or up to "
         f"{100 * margins.dropout:.3g} % dropouts",
     ]
@@ -412,19 +412,17 @@ def _lines_of_fleet(devices: Fleet, fields: dict[str, Any], margins: fleets.Marg
             f"more than {pause:g} hours; if they take less than {margins.shortest_minutes:.2g} "
             "minutes, half of the attempts find too few devices"
         )
-    printed = fields["pairs"][:_MOST_PAIRS]
-    most_noise = max((each["noise"] for each in printed), default=1.0)
-    for found in printed:
-        most = found["max_participations"]
+    printed = [(each.participation, each.noise / pairs[0].noise) for each in pairs[:_MOST_PAIRS]]
+    most_noise = max((noise for _, noise in printed), default=1.0)
+    for schema, noise in printed:
+        most = schema.max_participations
         limit = "no limit" if most is None else f"at most {counted(most, 'participation')}"
-        bar = "#" * round(_WIDTH_OF_NOISE * found["noise"] / most_noise)
-        lines.append(
-            f"  {found['separation']:>6} apart, {limit}: {found['noise']:.3f} of the noise {bar}"
-        )
+        bar = "#" * round(_WIDTH_OF_NOISE * noise / most_noise)
+        lines.append(f"  {schema.separation:>6} apart, {limit}: {noise:.3f} of the noise {bar}")
     return lines
 
 
-def _flags_of_devices(devices: Fleet | None, fields: dict[str, Any] | None) -> list[str]:
+def _flags_of_devices(devices: Fleet | None, fields: dict[str, object] | None) -> list[str]:
     """The flags with which a run simulates the described fleet; none for an assumed fleet."""
     if devices is None or fields is None or fields["is_assumed"]:
         return []
@@ -721,7 +719,7 @@ def _train(directory: str, words: Sequence[str], server_learning_rate: float) ->
     return _Step(" ".join([command, *words]), is_template=True, notes=notes)
 
 
-def _flags_of(variant: Variant, setting: Setting) -> dict[str, Any]:
+def _flags_of(variant: Variant, setting: Setting) -> dict[str, object]:
     """The flags of ``mf-factorize`` for a candidate's options, and for the weights' file."""
     return {
         name: setting.weights_file if isinstance(value, tuple) else value
@@ -729,7 +727,7 @@ def _flags_of(variant: Variant, setting: Setting) -> dict[str, Any]:
     }
 
 
-def _workload_flags(setting: Setting) -> dict[str, Any]:
+def _workload_flags(setting: Setting) -> dict[str, object]:
     """The flags of mf-factorize and mf-plan for the workload."""
     workload = setting.trained
     if workload.name == "prefix_sum":
@@ -746,7 +744,7 @@ def _factorize(variant: Variant, setting: Setting) -> str:
     return f"mf-factorize --mechanism={variant.kind} {rounds}{''.join(words)}"
 
 
-def _fields(candidate: Candidate, setting: Setting, is_recommended: bool) -> dict[str, Any]:
+def _fields(candidate: Candidate, setting: Setting, is_recommended: bool) -> dict[str, object]:
     """The fields of a candidate in the JSON object."""
     mechanism, errors = candidate.mechanism, candidate.errors
     scheme, bound = mechanism.sampling, candidate.lower_bound
@@ -783,7 +781,7 @@ def _fields(candidate: Candidate, setting: Setting, is_recommended: bool) -> dic
     }
 
 
-def _extension(candidate: Candidate) -> dict[str, Any] | None:
+def _extension(candidate: Candidate) -> dict[str, object] | None:
     """The JSON fields of a candidate after an extension; None if no extension is planned."""
     extended, errors = candidate.extended, candidate.extended_errors
     if extended is None or errors is None:
@@ -803,7 +801,7 @@ def _seconds_of_clients(setting: Setting) -> float:
     return _SECONDS_PER_CLIPPED_ENTRY * setting.model_size * setting.clients_per_round
 
 
-def _table(setting: Setting, candidates: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+def _table(setting: Setting, candidates: Sequence[Mapping[str, object]]) -> list[list[str]]:
     """The printed table: the names of its columns, and a row for each candidate."""
     words = setting.words
     errors = {words.column: "effective_error", "effective RMSE": "effective_rmse"}
@@ -821,8 +819,8 @@ def _table(setting: Setting, candidates: Sequence[Mapping[str, Any]]) -> list[li
     extended = [] if rounds is None else [f"epsilon of {rounds}", f"{words.column} of {rounds}"]
     rows = [["mechanism", *(["both"] if extended else []), *extended, *columns]]
     for each in candidates:
-        row, extension = [each["name"]], each["extension"]
-        if extension is not None:
+        row, extension = [str(each["name"])], each["extension"]
+        if isinstance(extension, dict):
             row += [f"{each['ranked_error']:.4g}", rounded_up(extension["epsilon"], ".4g")]
             row.append(f"{extension['effective_error']:.4g}")
         for field, form in columns.values():
@@ -830,7 +828,7 @@ def _table(setting: Setting, candidates: Sequence[Mapping[str, Any]]) -> list[li
             about = _ABOUT if each["is_estimate"] and field in _ESTIMATED else ""
             if value is None:
                 row.append("-")
-            elif field == "noise_multiplier":
+            elif isinstance(value, float) and field == "noise_multiplier":
                 row.append(about + rounded_up(value, ".3g" if about else form))
             else:
                 row.append(f"{about}{value:{form}}")
@@ -840,7 +838,7 @@ def _table(setting: Setting, candidates: Sequence[Mapping[str, Any]]) -> list[li
 
 def _text(
     plan: Plan,
-    candidates: Sequence[Mapping[str, Any]],
+    candidates: Sequence[Mapping[str, object]],
     assumes_size: bool,
     steps: Sequence[_Step],
 ) -> str:

@@ -10,20 +10,19 @@ import os
 import pathlib
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from absl import flags
 
-from mf_aggregators import atomic_files
+from mf_aggregators import atomic_files, inputs
 from mf_aggregators.commands import command_line
 from mf_aggregators.privacy import statement_file
 
 _TEMPLATE = pathlib.Path(__file__).with_name("templates") / "registry.yaml"
 
 
-def _record(document: Mapping[str, Any]) -> str:
+def _record(document: Mapping[str, object]) -> str:
     """The record of a statement, in YAML; ValueError if the statement guarantees nothing."""
-    headline, facts = document["headline"], document["facts"]
+    headline, facts = (inputs.part(document, dict, name) for name in ("headline", "facts"))
     if not document["is_private"] or headline["epsilon"] is None:
         raise ValueError(
             "the statement has no guarantee, and the registry lists deployments of differential "
@@ -31,7 +30,7 @@ def _record(document: Mapping[str, Any]) -> str:
         )
     names = [facts[name]["value"] or "Not stated." for name in ("model", "responsible")]
     # The registry uses this form of names for records.
-    parts = (*names, (document["date"] or "1900")[:4])
+    parts = (*names, (inputs.part(document, str, "date") or "1900")[:4])
     slug = "_".join(re.sub(r"\W+", "_", part.lower()) for part in parts).replace("_", "-")
     return statement_file.template(_TEMPLATE, finalize=_in_one_line).render(
         document,
@@ -42,7 +41,7 @@ def _record(document: Mapping[str, Any]) -> str:
     )
 
 
-def write(values: flags.FlagValues, data: str | os.PathLike[str]) -> dict[str, Any]:
+def write(values: flags.FlagValues, data: str | os.PathLike[str]) -> dict[str, str]:
     """Writes the record of a statement atomically, if --registry was given.
 
     Args:
@@ -63,7 +62,7 @@ def write(values: flags.FlagValues, data: str | os.PathLike[str]) -> dict[str, A
     return {"registry": values.registry}
 
 
-def _in_one_line(value: Any) -> Any:
+def _in_one_line(value: object) -> object:
     """A value without line breaks, which could end a YAML text too early."""
     return re.sub(r"\s*\n\s*", " ", value) if isinstance(value, str) else value
 

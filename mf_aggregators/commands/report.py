@@ -21,7 +21,6 @@ import pathlib
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from absl import flags
 
@@ -279,7 +278,7 @@ def _check_statement(values: flags.FlagValues) -> None:
         )
 
 
-def verify(path: str) -> tuple[dict[str, Any], str]:
+def verify(path: str) -> tuple[dict[str, object], str]:
     """Makes a statement again from its files, and compares it with the given one.
 
     Args:
@@ -319,11 +318,11 @@ def _data_of(path: str) -> pathlib.Path:
     return of_run if not file.exists() and of_run.exists() else file
 
 
-def _made_again(document: Mapping[str, Any], folder: pathlib.Path) -> tuple[Statement, list[str]]:
+def _made_again(document: dict[str, object], folder: pathlib.Path) -> tuple[Statement, list[str]]:
     """The statement that follows from a document's files, and contradictions between the files."""
     try:
         if document["flags"] is None:
-            is_kept = document["has_run_directory"]
+            is_kept = inputs.part(document, bool, "has_run_directory")
             check_choice(is_kept, "the statement was made in Python, and names no files to check.")
             return stated_runs.made_again(folder, document)
         values = command_line.flags_of(_define_flags)
@@ -357,13 +356,13 @@ def _statement(values: flags.FlagValues, report: Report, folder: pathlib.Path) -
 
 def _facts(values: flags.FlagValues) -> RunFacts:
     """The facts that the user gave by flags."""
-    words: dict[str, Any] = {name: values[name].value or "" for name in WORDS}
     return RunFacts(
         mechanism="",
         population=values.population,
         clients_per_round=values.clients_per_round,
         clip=values.clip_norm,
-        **words,
+        # Texts alone.
+        **{name: values[name].value or "" for name in WORDS},  # type: ignore[arg-type]
         secure_sums=_YES_OR_NO[values.secure_aggregation],
         is_finished=_YES_OR_NO[values.finished],
         simulation=(values.simulation,) if values.simulation else (),
@@ -391,9 +390,9 @@ def _files(values: flags.FlagValues, others: stated_runs.Others | None) -> Itera
     yield from () if others is None else others.files
 
 
-def _flags_of(values: flags.FlagValues, folder: pathlib.Path) -> dict[str, Any]:
+def _flags_of(values: flags.FlagValues, folder: pathlib.Path) -> dict[str, object]:
     """The flags that make a statement again, with paths relative to the statement's folder."""
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for name in sorted(values):
         value = values[name].value
         # The guarantee depends on the default of delta, so it is written down as well.
@@ -409,10 +408,10 @@ def _flags_of(values: flags.FlagValues, folder: pathlib.Path) -> dict[str, Any]:
     return found
 
 
-def _arguments(given: Mapping[str, Any], folder: pathlib.Path) -> list[str]:
+def _arguments(given: object, folder: pathlib.Path) -> list[str]:
     """The flags of a statement as arguments of the command line."""
     words = []
-    for name, value in given.items():
+    for name, value in inputs.part(given, dict).items():
         check_choice(
             name not in _OF_OUTPUT and isinstance(value, list) == (name in (_EVIDENCE, _OTHERS)),
             f"the flags of a statement cannot have --{name} as {numbers.shown(value)}.",

@@ -6,7 +6,6 @@ import math
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from absl import flags
@@ -100,7 +99,7 @@ class _Subject:
         """The sensitivity and the errors under the schema."""
         return self.factorization.errors(self.workload, self.schema)
 
-    def _error_fields(self) -> dict[str, Any]:
+    def _error_fields(self) -> dict[str, object]:
         """The fields for errors at noise multiplier 1, their lower bounds, and noise costs."""
         factorization, errors = self.factorization, self.errors
         bound = lower_bounds.compute(self.workload, self.schema)
@@ -129,7 +128,7 @@ class _Subject:
         made_for = self.factorization.parameters.get("workload")
         return made_for is not None and not self.workload.has_fingerprint(str(made_for))
 
-    def fields(self, delta: float) -> dict[str, Any]:
+    def fields(self, delta: float) -> dict[str, object]:
         """Returns the fields for errors and guarantee (None if the noise is not known).
 
         Args:
@@ -192,7 +191,7 @@ class _Subject:
         return units
 
 
-def _guarantee_fields(guarantee: Guarantee | None, prefix: str = "") -> dict[str, Any]:
+def _guarantee_fields(guarantee: Guarantee | None, prefix: str = "") -> dict[str, object]:
     """The numbers of a guarantee as fields of a report; None if no guarantee is stated."""
     names = {"zcdp_rho": "rho", "zcdp_delta": "zcdp_delta", "epsilon": "epsilon"}
     values = {f"{prefix}{x}": getattr(guarantee, name, None) for x, name in names.items()}
@@ -212,7 +211,7 @@ def _check_declared(factorization: Factorization, own: Participation, given: Par
     )
 
 
-def _sampling_fields(plan: Guarantee, *, is_broken: bool = False) -> dict[str, Any]:
+def _sampling_fields(plan: Guarantee, *, is_broken: bool = False) -> dict[str, object]:
     """The fields of the planned guarantee if clients are drawn; None if the plan was broken."""
     scheme = guarantees.scheme_of(plan)
     if scheme is None:
@@ -265,7 +264,7 @@ class _LedgerReport:
         of_run, ledger = self.observed.mechanism, self.observed.ledger
         return of_run.sampling is not None or (ledger is not None and ledger.sampling is not None)
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         """Returns the fields of the report, which name no client."""
         observed, seen, worst = self.observed, self.observed_guarantee, self.worst_client
         names = ("num_rounds", "num_clients", "separation", "largest_separation")
@@ -334,7 +333,7 @@ class Report:
         """Whether a ledger shows that the plan was not kept."""
         return self.found is not None and self.found.is_broken
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         """Returns the fields of the JSON object."""
         fields = self.subject.fields(self.delta)
         if self.found is not None:

@@ -12,7 +12,7 @@ import inspect
 import os
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TypeAlias
 
 from dp_accounting import dp_event
 
@@ -34,6 +34,8 @@ from mf_aggregators.privacy.guarantees import StoppingRule
 from mf_aggregators.privacy.statements import Evidence, RunFacts, Statement
 from mf_aggregators.private_metrics import PrivateMetrics, noise_split
 
+# An object of JSON.
+Document: TypeAlias = Mapping[str, object]
 # The format of a file of other runs. A format that older programs cannot read gets another number.
 FORMAT = "mf_aggregators other runs 1"
 # The kinds of events in a file of other runs, and the types of their attributes (an event is an
@@ -140,10 +142,10 @@ class Others:
                 found = {name: _event(each, path.parent) for name, each in runs.items()}
             except ValueError as error:
                 raise ValueError(f"{path} is not a file of other runs: {error}") from error
-        stated = [path.parent / each["statement"] for each in runs.values() if "statement" in each]
+        more = [path.parent / str(run["statement"]) for run in runs.values() if "statement" in run]
         _check_seeds([own_seed, *(seed for _, seed in found.values())])
         by_name = {name: event for name, (event, _) in found.items()}
-        return cls(by_name, (path, *stated), os.path.relpath(path, folder))
+        return cls(by_name, (path, *more), os.path.relpath(path, folder))
 
     @staticmethod
     def events_of(
@@ -174,55 +176,57 @@ class Others:
             return statement.with_other_runs(self.events, self.file)
 
 
-def _runs_of(contents: Any) -> dict[str, dict[str, Any]]:
+def _runs_of(given: object) -> dict[str, dict[str, object]]:
     """The runs in a file of other runs, by name and source; ValueError for another format."""
-    _check_keys(contents, format=str, unit=str, adjacency=str, runs=list)
+    contents = _checked(given, format=str, unit=str, adjacency=str, runs=list)
     head = (contents["format"], contents["unit"], contents["adjacency"])
     if head not in [(FORMAT, "client", each) for each in ("zero-out", "add-or-remove")]:
         raise ValueError(
             f'it needs format {FORMAT!r}, unit "client" and adjacency "zero-out" or "add-or-remove"'
         )
-    for each in contents["runs"]:
+    found = []
+    for each in inputs.part(contents, list, "runs"):
         values: dict[str, type] = {"epsilon": float, "delta": float}
         for name, kind in (("statement", str), ("event", dict)):
             if isinstance(each, dict) and name in each:
                 values = {name: kind}
-        _check_keys(each, name=str, source=str, **values)
+        found.append(_checked(each, name=str, source=str, **values))
         for name in ("name", "source"):
             inputs.check_words(each[name], name)
-    runs = {f"{each['name']} ({each['source']})": each for each in contents["runs"]}
+    runs = {f"{each['name']} ({each['source']})": each for each in found}
     # Different runs could get the same label, and one of them would be lost.
     distinct = min(len(runs), len({each["name"] for each in runs.values()}))
-    if not 0 < distinct == len(contents["runs"]):
+    if not 0 < distinct == len(found):
         raise ValueError("it needs at least one run, and each name must be unique")
     return runs
 
 
-def _check_keys(given: Any, **types: type) -> None:
-    """Raises ValueError unless a value is an object with these keys and types of values."""
-    is_object = isinstance(given, dict) and given.keys() == types.keys()
+def _checked(given: object, **types: type) -> dict[str, object]:
+    """The value; raises ValueError unless it is an object of these keys and types of values."""
     # bool is not accepted as a number, but int is accepted as a float.
-    if not is_object or any(
-        type(given[name]) is not kind and (kind is not float or type(given[name]) is not int)
+    found = given if isinstance(given, dict) else {}
+    if found.keys() != types.keys() or any(
+        type(found[name]) is not kind and (kind is not float or type(found[name]) is not int)
         for name, kind in types.items()
     ):
         keys = ", ".join(f"{name} ({kind.__name__})" for name, kind in types.items())
         raise ValueError(f"expected an object with {keys}, found {numbers.shown(given)}")
+    return found
 
 
-def _event_of_json(given: Any) -> dp_event.DpEvent:
+def _event_of_json(given: object) -> dp_event.DpEvent:
     """Makes an event of dp-accounting from its JSON object; ValueError for an unknown event."""
     kind = given.get("kind") if isinstance(given, dict) else None
     if not isinstance(kind, str) or kind not in _KINDS:
         raise ValueError(f"an event is an object whose kind is one of {', '.join(_KINDS)}")
     made: type[dp_event.DpEvent] = getattr(dp_event, f"{kind}DpEvent")
     types = {name: _ATTRIBUTES[name] for name in inspect.signature(made).parameters}
-    _check_keys(given, kind=str, **types)
-    values = {name: given[name] for name in types}
+    checked = _checked(given, kind=str, **types)
+    values = {name: checked[name] for name in types}
     if "event" in values:
         values["event"] = _event_of_json(values["event"])
     if "events" in values:
-        values["events"] = list(map(_event_of_json, values["events"]))
+        values["events"] = list(map(_event_of_json, inputs.part(values, list, "events")))
     if "count" in values:
         numbers.positive_integer(values["count"], "count")
     event = made(**values)
@@ -235,9 +239,7 @@ def _event_of_json(given: Any) -> dp_event.DpEvent:
     return event
 
 
-def _event(
-    run: Mapping[str, Any], folder: pathlib.Path
-) -> tuple[dp_event.DpEvent, pathlib.Path | None]:
+def _event(run: Document, folder: pathlib.Path) -> tuple[dp_event.DpEvent, pathlib.Path | None]:
     """The event of a run in a file of other runs, and the path of its sampler's seed, if any.
 
     A statement becomes a Gaussian event, or an (epsilon, delta) event if its guarantee is
@@ -247,7 +249,7 @@ def _event(
         return _event_of_json(run["event"]), None
     if "statement" not in run:
         return EpsilonDeltaDpEvent(run["epsilon"], run["delta"]), None
-    file = folder / run["statement"]
+    file = folder / inputs.part(run, str, "statement")
     document = statement_file.read(file)
     headline = inputs.part(document, dict, "headline")
     stated = document[headline["guarantee"]]
@@ -327,7 +329,7 @@ def hashed(
     return found, key_files
 
 
-def differences(document: Mapping[str, Any], folder: pathlib.Path) -> list[str]:
+def differences(document: Document, folder: pathlib.Path) -> list[str]:
     """Returns sentences that name missing or changed files of a statement.
 
     Args:
@@ -337,9 +339,9 @@ def differences(document: Mapping[str, Any], folder: pathlib.Path) -> list[str]:
     Raises:
       OSError: If one cannot be read.
     """
-    found = []
-    for name, digest in document["files"].items():
-        key_file = document["key_files"].get(name)
+    found, key_files = [], inputs.part(document, dict, "key_files")
+    for name, digest in inputs.part(document, dict, "files").items():
+        key_file = key_files.get(name)
         missing = [each for each in (key_file, name) if each and not _is_kept(folder / each)]
         key = None if key_file is None or missing else (folder / key_file).read_bytes()
         if missing:
@@ -361,11 +363,13 @@ def _hash(path: pathlib.Path, key: bytes | None = None) -> str:
             f"{each.name} {_hash(each)}\n" for each in sorted(path.iterdir()) if _is_kept(each)
         )
         return hashlib.sha256("".join(files).encode()).hexdigest()
-    found: Any = hashlib.sha256() if key is None else hmac.new(key, digestmod=hashlib.sha256)
+    h: hashlib._Hash | hmac.HMAC = (
+        hashlib.sha256() if key is None else hmac.new(key, None, "sha256")
+    )
     with path.open("rb") as file:
         while piece := file.read(_BYTES_AT_ONCE):
-            found.update(piece)
-    return str(found.hexdigest())
+            h.update(piece)
+    return h.hexdigest()
 
 
 def _event_of(directory: pathlib.Path, delta: float) -> dp_event.DpEvent:
@@ -429,8 +433,8 @@ def round_counts(folder: pathlib.Path, ledger: ledgers.Ledger) -> list[int] | No
         return None
     counts = [len(cohort) for cohort in ledger.cohorts()]
     # Canaries of an audited run were summed as well, but are not in the ledger.
-    has_canaries = _json_of(folder / CONFIG_FILE)["flags"].get("audit_canaries") is not None
-    if (folder / _METRICS_FILE).exists() and not has_canaries:
+    flags = inputs.part(_json_of(folder / CONFIG_FILE), dict, "flags")
+    if (folder / _METRICS_FILE).exists() and flags.get("audit_canaries") is None:
         text = (folder / _METRICS_FILE).read_text(encoding="utf-8", errors="replace")
         header, *lines = text.splitlines() or [""]
         for line in lines:
@@ -444,11 +448,11 @@ def round_counts(folder: pathlib.Path, ledger: ledgers.Ledger) -> list[int] | No
 
 
 def planned(
-    config: Mapping[str, Any],
+    config: Document,
     of_run: Mechanism,
     *,
     population: int,
-    told: Mapping[str, Any],
+    told: Document,
     num_alike_names: int = 0,
 ) -> Statement:
     """Returns the statement of a training run that has not ended.
@@ -465,14 +469,14 @@ def planned(
       KeyError: If the configuration lacks a flag.
       ValueError: If something in it is out of its range.
     """
-    flags = config["flags"]
+    flags = inputs.part(config, dict, "flags")
     facts = _facts(config, of_run, population, told, num_alike_names)
     certification = None if of_run.sampling is None else Certification.default(show_progress=True)
     statement = of_run.statement(facts, flags["delta"], certification=certification)
     limit, canaries = flags["stop_at_epsilon"], flags.get("audit_canaries")
     return dataclasses.replace(
         statement,
-        represented=_represented(flags, of_run),
+        represented=_represented(config, of_run),
         stopping_rule=None if limit is None else StoppingRule(statement.plan, limit),
         audit=None if canaries is None else RunAudit.of_statement(canaries, None),
         date=statements.today(),
@@ -482,7 +486,7 @@ def planned(
 def ended(
     statement: Statement,
     folder: pathlib.Path,
-    config: Mapping[str, Any],
+    config: Document,
     observed: Observed,
     audit: RunAudit | None = None,
 ) -> Statement:
@@ -509,7 +513,7 @@ def ended(
     )
     found = observed.completed(dataclasses.replace(statement, facts=facts))
     by_rule = found.keeps_rule and _is_refused(found.stopping_rule, config, observed)
-    number = config["flags"].get("audit_canaries")
+    number = inputs.part(config, dict, "flags").get("audit_canaries")
     if number is not None and (is_complete or by_rule):
         audit = audit or _audit_of(folder, config, observed, statement.plan)
         found = dataclasses.replace(found, audit=RunAudit.of_statement(number, audit))
@@ -521,7 +525,7 @@ def with_evidence(
     folder: pathlib.Path,
     of_run: Mechanism,
     others: Others | None,
-    recorded: Mapping[str, Any] | None = None,
+    recorded: Document | None = None,
 ) -> Statement:
     """Adds other runs, and the hashes of the run's files, to a statement.
 
@@ -556,11 +560,12 @@ def with_evidence(
         with contextlib.suppress(ValueError):
             recorded = Evidence.recorded(of_run, folder / _NOISE)
     counts = "the command that trains"
-    made_from = Evidence(*found, ledger=ledgers.FILE_OF_RUN, counts=counts, **recorded or {})
+    # The class checks them.
+    made_from = Evidence(*found, ledger=ledgers.FILE_OF_RUN, counts=counts, **recorded or {})  # type: ignore[arg-type]
     return dataclasses.replace(statement, evidence=made_from)
 
 
-def made_again(folder: pathlib.Path, document: Mapping[str, Any]) -> tuple[Statement, list[str]]:
+def made_again(folder: pathlib.Path, document: Document) -> tuple[Statement, list[str]]:
     """Makes the statement of a run again from its files, and finds contradictions.
 
     Args:
@@ -584,9 +589,9 @@ def made_again(folder: pathlib.Path, document: Mapping[str, Any]) -> tuple[State
         f"{name} is {stated!r} in the statement, and {found!r} in the files of the run."
         for name, stated, found in differing
     ]
-    facts, seen = document["facts"], None
+    facts, seen = inputs.part(document, dict, "facts"), None
     population = facts["population"]["value"]
-    num_alike = document["participation"]["num_alike_names"]
+    num_alike = inputs.part(document, int, "participation", "num_alike_names")
     if (folder / ledgers.FILE_OF_RUN).exists():
         seen = _observed(folder, of_run)
         assert seen.ledger is not None
@@ -598,7 +603,7 @@ def made_again(folder: pathlib.Path, document: Mapping[str, Any]) -> tuple[State
         told={name: facts[name]["value"] or "" for name in statements.TOLD},
         num_alike_names=num_alike,
     )
-    if document["participation"]["observed"] is not None:
+    if inputs.part(document, dict, "participation")["observed"] is not None:
         if seen is None:
             raise ValueError(f"{ledgers.FILE_OF_RUN} is not there")
         statement = ended(statement, folder, config, seen)
@@ -606,16 +611,16 @@ def made_again(folder: pathlib.Path, document: Mapping[str, Any]) -> tuple[State
         # The run has not ended, or was killed.
         contradictions.append(f"{ledgers.FILE_OF_RUN} breaks the plan, which is not stated.")
     named, others = document["other_runs"], None
-    if named is not None:
+    if isinstance(named, dict):
         names = [named["file"]] if named["file"] else named["names"]
         text = ",".join(str(folder / name) for name in names)
         others = Others.named(text, folder, statement.plan.delta, folder / _SEED_FILE)
-    noise = document["noise"]
+    noise = inputs.part(document, dict, "noise")
     sums = {"num_sums": noise["recorded_sums"], "record_sha256": noise["record_sha256"]}
     return with_evidence(statement, folder, of_run, others, sums), contradictions
 
 
-def _is_refused(rule: StoppingRule | None, config: Mapping[str, Any], observed: Observed) -> bool:
+def _is_refused(rule: StoppingRule | None, config: Document, observed: Observed) -> bool:
     """Whether a stopping rule refused the round after the last one."""
     ledger, recorded = observed.ledger, config.get(REFUSED)
     if rule is None or ledger is None or ledger.num_rounds == rule.plan.num_rounds:
@@ -623,7 +628,7 @@ def _is_refused(rule: StoppingRule | None, config: Mapping[str, Any], observed: 
     rounds = ledger.num_rounds + 1
     if rule.plan.is_amplified:
         return not rule.allows(ObservedParticipation(rounds, 0, None, 0, keeps_sampling=True))
-    if recorded is None or recorded["released_rounds"] != ledger.num_rounds:
+    if not isinstance(recorded, dict) or recorded["released_rounds"] != ledger.num_rounds:
         return False
     cohort, refused = set(recorded["clients"]), [ledger.num_rounds]
     of_clients = enumerate(ledger.rounds_of_clients)
@@ -632,11 +637,11 @@ def _is_refused(rule: StoppingRule | None, config: Mapping[str, Any], observed: 
 
 
 def _audit_of(
-    folder: pathlib.Path, config: Mapping[str, Any], observed: Observed, plan: Guarantee
+    folder: pathlib.Path, config: Document, observed: Observed, plan: Guarantee
 ) -> RunAudit:
-    flags, of_run = config["flags"], observed.mechanism
-    number, size = flags["audit_canaries"], config["num_parameters"]
-    canaries = Canaries.drawn(config["cohort_seed"], number, size, of_run.num_rounds)
+    flags, of_run = inputs.part(config, dict, "flags"), observed.mechanism
+    seed, size = (inputs.part(config, int, name) for name in ("cohort_seed", "num_parameters"))
+    canaries = Canaries.drawn(seed, flags["audit_canaries"], size, of_run.num_rounds)
     return canaries.audit(
         folder / _AUDIT,
         of_run,
@@ -647,8 +652,9 @@ def _audit_of(
     )
 
 
-def _represented(flags: Mapping[str, Any], of_run: Mechanism) -> dict[str, Any] | None:
+def _represented(config: Document, of_run: Mechanism) -> dict[str, object] | None:
     """The fact of the larger cohort that the clients of a simulation represent, if any."""
+    flags = inputs.part(config, dict, "flags")
     clients, multiplier = flags["clients_per_round"], flags["noise_multiplier"]
     share = RunFlags(flags).cohort() / clients
     if share == 1.0:
@@ -667,13 +673,13 @@ def _observed(folder: pathlib.Path, of_run: Mechanism) -> Observed:
     seed = None
     if of_run.sampling is not None:
         # A test run with a fixed seed has the seed in its configuration.
-        seed = _json_of(folder / CONFIG_FILE)["flags"]["seed"]
+        seed = inputs.part(_json_of(folder / CONFIG_FILE), dict, "flags")["seed"]
         if (folder / _SEED_FILE).exists():
             seed = random_streams.load_seed(folder / _SEED_FILE)
     return of_run.observed(ledger, round_counts=round_counts(folder, ledger), sampling_seed=seed)
 
 
-def _json_of(path: pathlib.Path) -> dict[str, Any]:
+def _json_of(path: pathlib.Path) -> dict[str, object]:
     contents = inputs.parsed_json(path.read_text(encoding="utf-8"))
     if not isinstance(contents, dict):
         raise ValueError(f"{path} holds {numbers.shown(contents)}, which is not a JSON object.")
@@ -688,15 +694,15 @@ class RunFlags:
       given: The values of flags by name. Runs of earlier versions have no flag for broken timers.
     """
 
-    given: Mapping[str, Any]
+    given: Document
 
     def clip(self) -> float | AdaptiveClip:
         """Returns the clip norm: a number, or an ``AdaptiveClip``."""
-        return self.adaptive_clip() or float(self.given["clip_norm"])
+        return self.adaptive_clip() or float(str(self.given["clip_norm"]))
 
     def cohort(self) -> int:
         """Returns the clients in a round; if few simulate a larger cohort, their number."""
-        return int(self.given["simulated_clients"] or self.given["clients_per_round"])
+        return inputs.part(self.given["simulated_clients"] or self.given["clients_per_round"], int)
 
     def adaptive_clip(self) -> AdaptiveClip | None:
         """Returns how the clip norm adapts; None for a constant clip norm.
@@ -708,11 +714,12 @@ class RunFlags:
         if flags["clip_norm"] != ADAPTIVE:
             return None
         given = {name: flags[flag] for flag, name in OF_ADAPTIVE.items() if flags[flag] is not None}
-        if "clipped_count_stddev" in given:
+        if (stddev := given.get("clipped_count_stddev")) is not None:
             # With fewer simulated clients, the count gets less noise, so that the fraction has the
             # same.
-            given["clipped_count_stddev"] *= self.cohort() / flags["clients_per_round"]
-        return AdaptiveClip(**given)
+            share = self.cohort() / inputs.part(flags, int, "clients_per_round")
+            given["clipped_count_stddev"] = share * numbers.number(stddev, "clip_count_stddev")
+        return AdaptiveClip(**given)  # type: ignore[arg-type]  # The class checks them.
 
     def private_metrics(self) -> PrivateMetrics | None:
         """Returns the private metrics of training; None if the run has none."""
@@ -720,8 +727,8 @@ class RunFlags:
             return None
         # The size of a batch is no secret under timers, but a secret if a sampler draws the batch.
         return PrivateMetrics.of_training(
-            self.given["largest_loss"] or LARGEST_LOSS,
-            self.given["largest_examples"] or LARGEST_EXAMPLES,
+            numbers.number(self.given["largest_loss"] or LARGEST_LOSS, "largest_loss"),
+            numbers.number(self.given["largest_examples"] or LARGEST_EXAMPLES, "largest_examples"),
             counts_clients=self.given["sampling"] != TIMERS,
         )
 
@@ -739,20 +746,20 @@ class RunFlags:
 
     def forgets(self) -> bool:
         """Returns whether clients that lost their history take part as if they were new."""
-        flags = self.given
-        loses = flags["history_loss_probability"] > 0.0 and flags["after_history_loss"] == REJOIN
-        return loses or flags.get("broken_timers", 0.0) > 0.0
+        lost, broken = self.given["history_loss_probability"], self.given.get("broken_timers", 0.0)
+        loses = numbers.number(lost, "lost") > 0.0 and self.given["after_history_loss"] == REJOIN
+        return loses or numbers.number(broken, "broken_timers") > 0.0
 
 
 def _facts(
-    config: Mapping[str, Any],
+    config: Document,
     of_run: Mechanism,
     population: int,
-    told: Mapping[str, Any],
+    told: Document,
     num_alike_names: int,
 ) -> RunFacts:
     """The facts of a run from its configuration and mechanism, and the facts that people state."""
-    flags, scheme = config["flags"], of_run.sampling
+    flags, scheme = inputs.part(config, dict, "flags"), of_run.sampling
     of_flags = RunFlags(flags)
     is_secure = bool(flags["secure_aggregation"])
     measured = ("clients_per_round", "clip_norm", "seed_is_fixed", "aggregator")
@@ -767,7 +774,7 @@ def _facts(
         split=of_flags.noise_split(of_run),
         metrics=of_flags.private_metrics(),
         seed_is_fixed=flags["seed"] is not None,
-        aggregator=f"mf_aggregators {config['versions']['mf-aggregators']}",
+        aggregator=f"mf_aggregators {inputs.part(config, str, 'versions', 'mf-aggregators')}",
         secure_sums=is_secure,
         simulation=(_SIMULATION, _SECURE_SIMULATION)[: 1 + is_secure],
         has_run_directory=True,
@@ -777,16 +784,16 @@ def _facts(
             **dict.fromkeys(recorded, _RECORDED),
             **dict.fromkeys(("enforcement", "secure_sums"), "simulated"),
         },
-        **told,
+        **told,  # type: ignore[arg-type]  # TOLD names texts alone.
     )
 
 
-def _public_data(config: Mapping[str, Any]) -> str:
+def _public_data(config: Document) -> str:
     """The public data that were used, in the words of the user."""
-    words, sha256 = config["flags"]["public_data"], config.get(_INITIAL_WEIGHTS)
+    flags, sha256 = inputs.part(config, dict, "flags"), config.get(_INITIAL_WEIGHTS)
     text = "not stated, which does not mean that there were none"
-    if words is not None:
-        text = words.strip().rstrip(".")
+    if flags["public_data"] is not None:
+        text = flags["public_data"].strip().rstrip(".")
     if sha256 is not None:
         text += f". Training began with the weights of a file (SHA-256 {sha256})"
         text += "; nobody checked what they were trained on"

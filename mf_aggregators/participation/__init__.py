@@ -19,9 +19,9 @@ compares them with the batches of a secret seed.
 import abc
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 from dp_accounting import dp_event
@@ -37,6 +37,8 @@ from mf_aggregators.participation.certificate_search import Amplified as Amplifi
 from mf_aggregators.participation.certificate_search import Certification as Certification
 from mf_aggregators.random_streams import secret_seed as secret_seed
 
+# A strategy matrix; None if the guarantee does not depend on it.
+_C: TypeAlias = FloatArray | None
 # A round exceeds the default largest batch with at most this probability.
 _PROBABILITY_OF_CUT = 1e-6
 # Upper bound on the rounding of a row, in steps of Z: 1 plus twice its floating-point error.
@@ -205,7 +207,7 @@ class Participation(abc.ABC):
             "how)."
         )
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Returns a JSON-able mapping, which :meth:`from_dict` reads.
 
         Example:
@@ -219,7 +221,7 @@ class Participation(abc.ABC):
         return {"schema": self.name, **dataclasses.asdict(self)}
 
     @staticmethod
-    def from_dict(description: Mapping[str, Any]) -> "Participation":
+    def from_dict(description: Mapping[str, object]) -> "Participation":
         """Returns the schema of a mapping that :meth:`to_dict` made.
 
         Args:
@@ -231,7 +233,7 @@ class Participation(abc.ABC):
         """
         attributes = dict(description)
         name = attributes.pop("schema", None)
-        if name not in _SCHEMAS:
+        if not isinstance(name, str) or name not in _SCHEMAS:
             raise ValueError(
                 f"a participation schema must be one of {', '.join(_SCHEMAS)}, found {name!r}."
             )
@@ -363,7 +365,7 @@ _KINDS: tuple[type[Participation], ...] = (SingleParticipation, FixedEpochOrder,
 _SCHEMAS = MappingProxyType({each.name: each for each in _KINDS})
 
 
-def check(participation: Any, num_rounds: int | None = None) -> Participation:
+def check(participation: object, num_rounds: int | None = None) -> Participation:
     """Returns a copy of a schema, made from its fields, after a check of its class.
 
     Code that optimises a matrix for a schema also checks that the participations fit into the
@@ -378,7 +380,7 @@ def check(participation: Any, num_rounds: int | None = None) -> Participation:
       TypeError: If the value is not of one of the three classes of schemas.
       ValueError: If the schema's largest number of participations does not fit.
     """
-    if type(participation) not in _KINDS:
+    if not isinstance(participation, Participation) or type(participation) not in _KINDS:
         raise TypeError(
             "participation must be a SingleParticipation, a FixedEpochOrder or a MinSeparation, "
             f"found {numbers.shown(participation)}."
@@ -516,19 +518,20 @@ def _words_of(draws: Draws) -> _Words:
     Args:
       draws: How clients are drawn.
     """
-    values: dict[str, Any] = {
+    waits = draws.distance - 1
+    values: dict[str, object] = {
         "d": draws,
         "groups": counted(draws.num_bands, "group"),
         "bins": counted(draws.distance, "bin"),
-        "waits": counted(draws.distance - 1, "round"),
-        "last_wait": draws.distance - 1,
+        "waits": counted(waits, "round"),
+        "last_wait": waits,
     }
     if isinstance(draws, InGroups):
         values["probability"] = rounded_up(draws.sampling_probability, ".6g")
     elif isinstance(draws, losses.MinSeparation):
         p = draws.joining_probability
         values["probability"] = rounded_up(p, ".6g")
-        values["free_at_first"] = rounded_up(1.0 / (1.0 + values["last_wait"] * p), ".6g")
+        values["free_at_first"] = rounded_up(1.0 / (1.0 + waits * p), ".6g")
     template = dataclasses.asdict(_WORDS[draws.name])
     template["together"] = _EACH_PARTICIPATION if isinstance(draws, InGroups) else _ALL_ROUNDS
     return _Words(**{name: text.format(**values) for name, text in template.items()})
@@ -647,7 +650,7 @@ def _of_any_noise(entries: FloatArray) -> StrategyColumns:
     )
 
 
-def _columns_of_matrix(strategy_matrix: Any, num_bands: int) -> FloatArray:
+def _columns_of_matrix(strategy_matrix: FloatArray, num_bands: int) -> FloatArray:
     """Returns the columns of a strategy matrix as an (n, b) array.
 
     Args:
@@ -732,7 +735,7 @@ class SamplingScheme(Participation):
         names = [each.name for each in dataclasses.fields(cls)]
         return names[4] if len(names) > 4 else None
 
-    def as_draws(self) -> Any:
+    def as_draws(self) -> Draws:
         """Returns the scheme as the kernel's integers (one of ``Draws``), for accounting."""
         return self._kind(*dataclasses.astuple(self))
 
@@ -754,8 +757,7 @@ class SamplingScheme(Participation):
 
     def as_schema(self) -> Schema:
         """Returns the schema that every draw keeps, as numbers for the kernel."""
-        schema: Schema = self.as_draws().schema
-        return schema
+        return self.as_draws().schema
 
     def most_participations(self, num_rounds: int | None = None) -> int:
         """Returns in how many of the first ``num_rounds`` (or all) rounds a client can be."""
@@ -763,12 +765,12 @@ class SamplingScheme(Participation):
         draws: Draws = dataclasses.replace(self.as_draws(), num_rounds=first)
         return draws.most_participations
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Returns a JSON-able mapping, which :meth:`from_dict` reads."""
         return {"name": self.name, **dataclasses.asdict(self)}
 
     @staticmethod
-    def from_dict(description: Any) -> "SamplingScheme":
+    def from_dict(description: object) -> "SamplingScheme":
         """Returns the scheme of a mapping that :meth:`to_dict` made.
 
         Args:
@@ -781,13 +783,15 @@ class SamplingScheme(Participation):
           ValueError: If the mapping does not describe a scheme.
         """
         try:
+            if not isinstance(description, Mapping):
+                raise TypeError
             return sampling_scheme(**description)
         except TypeError as error:
             shown = numbers.shown(description)
             raise ValueError(f"{shown} does not describe a sampling scheme.") from error
 
     @staticmethod
-    def accounted(scheme: Any) -> "SamplingScheme":
+    def accounted(scheme: object) -> "SamplingScheme":
         """Returns a copy of a scheme, made from its fields, after a check of its class.
 
         Args:
@@ -797,14 +801,13 @@ class SamplingScheme(Participation):
           TypeError: If its class is not one of ``SCHEMES``.
           ValueError: If its sizes do not fit together.
         """
-        if type(scheme) not in _SAMPLING:
+        if not isinstance(scheme, SamplingScheme) or type(scheme) not in _SAMPLING:
             raise TypeError(
                 "a sampling scheme must be of a class of mf_aggregators.participation, not of a "
                 f"subclass, found {numbers.shown(scheme)}. For draws of your own, give a schema "
                 "that they keep, such as MinSeparation."
             )
-        found: SamplingScheme = dataclasses.replace(scheme)
-        return found
+        return dataclasses.replace(scheme)
 
     @staticmethod
     def of_draws(draws: Draws) -> "SamplingScheme":
@@ -882,13 +885,14 @@ class SamplingScheme(Participation):
         Raises:
           ValueError: If no noise multiplier gives the target.
         """
-        if self.has_groups:
-            return accounting.noise_multiplier(target, delta, draws=self.as_draws())
+        draws = self.as_draws()
+        if isinstance(draws, InGroups):
+            return accounting.noise_multiplier(target, delta, draws=draws)
         run = self.run(1.0, columns)
         return (certification or Certification()).calibrated(run, target, delta)
 
     def epsilon(
-        self, noise_multiplier: float, delta: float, strategy_matrix: Any = None, *, seed: int = 0
+        self, noise_multiplier: float, delta: float, strategy_matrix: _C = None, *, seed: int = 0
     ) -> float:
         """Returns the epsilon of a mechanism if clients take part by this scheme.
 
@@ -923,7 +927,7 @@ class SamplingScheme(Participation):
         ).epsilon
 
     def noise_multiplier(
-        self, epsilon: float, delta: float, strategy_matrix: Any = None, *, seed: int = 0
+        self, epsilon: float, delta: float, strategy_matrix: _C = None, *, seed: int = 0
     ) -> float:
         """Returns the smallest noise multiplier with a proved epsilon of at most a target.
 
@@ -954,7 +958,7 @@ class SamplingScheme(Participation):
             Certification(seed=seed),
         )
 
-    def event(self, noise_multiplier: float, strategy_matrix: Any = None) -> dp_event.DpEvent:
+    def event(self, noise_multiplier: float, strategy_matrix: _C = None) -> dp_event.DpEvent:
         """Returns a run as an event of dp-accounting, as ``accounting.event`` does.
 
         Args:
@@ -974,7 +978,7 @@ class SamplingScheme(Participation):
         sigma = numbers.non_negative_number(noise_multiplier, "noise_multiplier")
         return accounting.event(self.run(sigma, self._columns(strategy_matrix)))
 
-    def _columns(self, strategy_matrix: Any) -> StrategyColumns | None:
+    def _columns(self, strategy_matrix: _C) -> StrategyColumns | None:
         if strategy_matrix is None:
             return None
         entries = _columns_of_matrix(strategy_matrix, self.num_bands)
@@ -1423,8 +1427,8 @@ def sampling_scheme(
         raise ValueError(
             f"the sampling scheme {numbers.shown(name)} is not one of {', '.join(SCHEMES)}."
         )
-    kind: Callable[..., SamplingScheme] = SCHEMES[name]
-    own = SCHEMES[name].own_size()
+    kind = SCHEMES[name]
+    own = kind.own_size()
     sizes = (num_rounds, num_bands, population, clients_per_round)
     given = {"separation": separation, "largest_batch": largest_batch}
     for other, value in given.items():
@@ -1435,11 +1439,12 @@ def sampling_scheme(
         return kind(*sizes)
     size = given[own]
     if size is None and own == "largest_batch":
-        size = _usual_largest_batch(PoissonSampling(*sizes).as_draws())
+        size = _usual_largest_batch(Poisson(*dataclasses.astuple(PoissonSampling(*sizes))))
     elif size is None and kind is BallsInBins:
         PoissonSampling(num_rounds, 1, population, clients_per_round)
         size = population // clients_per_round
-    return kind(*sizes, num_bands if size is None else size)
+    whole: tuple[int, ...] = (*sizes, num_bands if size is None else size)
+    return kind(*whole)
 
 
 def _usual_largest_batch(draws: Poisson) -> int:

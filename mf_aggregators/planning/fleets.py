@@ -18,7 +18,6 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from scipy import signal, special, stats
@@ -414,8 +413,14 @@ class Fleet:
         """
         fixed = dataclasses.replace(self, over_selection=self.selected_per_upload)
 
-        def survive(**changed: Any) -> bool:
-            other = dataclasses.replace(fixed, **changed)
+        def survive(
+            population: int = self.population,
+            dropout: float = self.dropout,
+            minutes: float | None = self.round_minutes,
+        ) -> bool:
+            other = dataclasses.replace(
+                fixed, population=population, dropout=dropout, round_minutes=minutes
+            )
             return other.survives(num_rounds, participation, least=_LEAST_OF_MARGINS)
 
         population = math.ceil(
@@ -437,7 +442,7 @@ class Fleet:
             population,
             dropout,
             longest_minutes=_nearest(60.0 * hours / participation.separation, minutes, keeps, 20),
-            shortest_minutes=_nearest(0.0, minutes, lambda x: x > 0.0 and survive(round_minutes=x)),
+            shortest_minutes=_nearest(0.0, minutes, lambda x: x > 0.0 and survive(minutes=x)),
             pause_hours=_nearest(hours, 0.0, lambda pause: keeps(minutes, pause), 20),
         )
 

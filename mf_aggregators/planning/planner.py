@@ -31,7 +31,6 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent import futures
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 
@@ -411,7 +410,7 @@ def _candidate(
     of_sums = errors
     if setting.trained.name != "prefix_sum":
         of_sums = factorization.errors(setting.num_rounds, schema)
-    return Candidate(
+    candidate = Candidate(
         variant=variant,
         mechanism=mechanism,
         is_estimate=is_estimate,
@@ -421,8 +420,8 @@ def _candidate(
         cost=cost,
         clients_per_round=setting.clients_per_round,
         error=setting.error,
-        **_extension(setting, variant, mechanism, cache),
     )
+    return _with_extension(candidate, setting, cache)
 
 
 def _recommended(candidates: list[Candidate]) -> Candidate:
@@ -518,18 +517,16 @@ def _extended(
     return fetch(cache, described, compute)
 
 
-def _extension(
-    setting: Setting, variant: Variant, mechanism: Mechanism, cache: pathlib.Path
-) -> dict[str, Any]:
-    """The attributes of a candidate's extension; _InfeasibleError if it cannot be extended."""
-    workload = setting.extended_workload
+def _with_extension(candidate: Candidate, setting: Setting, cache: pathlib.Path) -> Candidate:
+    """The candidate with its extension, if any; _InfeasibleError if it cannot be extended."""
+    workload, mechanism = setting.extended_workload, candidate.mechanism
     if workload is None:
-        return {}
+        return candidate
     try:
         whole = mechanism.extended(
             workload.num_rounds,
             num_parameters=setting.model_size,
-            factorization=_extended(setting, variant, mechanism.factorization, cache),
+            factorization=_extended(setting, candidate.variant, mechanism.factorization, cache),
         )
     except ValueError as error:
         raise _InfeasibleError(f"has no extension: {str(error).rstrip('.')}") from None
@@ -539,7 +536,9 @@ def _extension(
             f"has no finite epsilon after an extension to {workload.num_rounds} rounds"
         )
     errors = whole.factorization.errors(workload, whole.noise_reference)
-    return {"extended": whole, "extended_epsilon": epsilon, "extended_errors": errors}
+    return dataclasses.replace(
+        candidate, extended=whole, extended_epsilon=epsilon, extended_errors=errors
+    )
 
 
 def _recursion_for_costs(factorization: Factorization) -> NoiseRecursion:
@@ -687,7 +686,7 @@ def _tried(setting: Setting, own: Mapping[str, Factorization], clients: Clients)
     return [_made_for(variant, setting.error, clients.participation) for variant in variants]
 
 
-def _made_for(variant: Variant, error: Any, schema: Participation) -> Variant:
+def _made_for(variant: Variant, error: str | tuple[float, ...], schema: Participation) -> Variant:
     options = dict(variant.options)
     if error != "mean" and variant.factorization is None:
         options |= {"error": error} if "error" in catalogue.entry(variant.kind).options else {}
@@ -724,7 +723,7 @@ def computed(variant: Variant, workload: Workload, cache: pathlib.Path | None) -
     return fetch(cache, _description_of(variant, workload), compute)
 
 
-def _described(what: str, workload: Workload) -> dict[str, Any]:
+def _described(what: str, workload: Workload) -> dict[str, object]:
     """The beginning of a key of the cache; keys of prefix sums keep their old form."""
     named = {} if workload.name == "prefix_sum" else {"workload": workload.to_dict()}
     return {"mechanism": what, "num_rounds": workload.num_rounds, **named}
@@ -732,7 +731,7 @@ def _described(what: str, workload: Workload) -> dict[str, Any]:
 
 def _description_of(
     variant: Variant, workload: Workload, may_extend_to: int | None = None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """All inputs that determine a factorization, as a JSON-able key of the cache."""
     found = _described(variant.kind, workload) | dict(variant.options)
     if may_extend_to is not None:
@@ -788,7 +787,7 @@ def calibrated(
     if most_tests is not None:
         certification = dataclasses.replace(certification, most_tests=most_tests)
     is_rough = columns is not None and is_estimate
-    description: dict[str, Any] = {
+    description: dict[str, object] = {
         "mechanism": "noise-multiplier",
         **scheme.to_dict(),
         "epsilon": epsilon,
@@ -810,12 +809,11 @@ def calibrated(
             factorization, scheme, epsilon=epsilon, delta=delta, certification=certification
         ).noise_multiplier
 
-    def believed(sigma: Any) -> float:
+    def believed(sigma: object) -> float:
         # The cache file may have been altered. A wrong estimate only changes which mechanism is
         # certified first, and no guarantee depends on it. A noise multiplier that is too large
         # keeps the target.
-        is_number = isinstance(sigma, float) and 0.0 < sigma < math.inf
-        if not is_number or not (
+        if not (isinstance(sigma, float) and 0.0 < sigma < math.inf) or not (
             is_rough or scheme.amplified(sigma, delta, columns, certification).epsilon <= epsilon
         ):
             raise ValueError(f"its noise multiplier {sigma!r} misses the target")
@@ -846,7 +844,7 @@ def _certification_in(cache_directory: pathlib.Path | None) -> Certification:
 
 def fetch(
     directory: pathlib.Path | None,
-    description: Mapping[str, Any],
+    description: Mapping[str, object],
     compute: Callable[[], Factorization],
 ) -> Factorization:
     """Returns a cached factorization, or computes and caches it.
@@ -884,6 +882,6 @@ def fetch(
     return factorization
 
 
-def _name(description: Mapping[str, Any]) -> str:
+def _name(description: Mapping[str, object]) -> str:
     digest = atomic_files.digest({**description, "library_version": version.__version__})[:20]
     return f"{description.get('mechanism', 'factorization')}-{digest}"

@@ -146,7 +146,7 @@ def _schema_numbers(participation: Participation) -> tuple[int, int, int]:
     described = participation.to_dict()
     return (
         1 + SCHEMA_KINDS.index(described["schema"]),
-        described.get("separation", 0),
+        getattr(participation, "separation", 0),
         participation.limit or 0,
     )
 
@@ -692,7 +692,7 @@ def _check_leaves(nest: Any, specs: Any) -> None:
     """Raises ValueError unless a nested structure has the paths and shapes of the specs."""
     expected, found = (
         [
-            (path, tf.TensorShape(leaf.shape if hasattr(leaf, "shape") else np.shape(leaf)))
+            (path, tf.TensorShape(leaf.shape if hasattr(leaf, "shape") else np.asarray(leaf).shape))
             for path, leaf in named_leaves(each)
         ]
         for each in (specs, nest)

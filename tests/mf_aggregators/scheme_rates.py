@@ -34,6 +34,6 @@ def true_positive_rate(
     )
 
 
-def rounds_of_cycle(scheme: SamplingScheme) -> int:
+def rounds_of_cycle(scheme: Any) -> int:
     """Returns how many batches a group has, if each of its clients is in one of them."""
     return scheme.as_draws().group_size // scheme.clients_per_round

@@ -238,7 +238,7 @@ def test_sampling_never_helps_an_attacker_and_no_bound_is_below_guessing(
 
 
 def _exact_laws(
-    scheme: MinSeparationSampling, column: float, sigma: float, rng: np.random.Generator
+    scheme: Any, column: float, sigma: float, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
     """Log-likelihood ratios of outputs with and without the client, for C = column I.
 

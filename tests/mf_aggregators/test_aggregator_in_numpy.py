@@ -73,7 +73,7 @@ def test_the_noise_is_that_of_the_matrix() -> None:
     )
     state, rows = aggregator.initialize(), []
     for _ in range(_NUM_ROUNDS):
-        state, release = aggregator.next(state, [])
+        state, release = aggregator.next(state, list[np.ndarray]())
         rows.append(release)
     sensitivity = mechanism.factorization.sensitivity(_SCHEMA).value
     z = mechanism.factorization.strategy_matrix() @ np.array(rows) * 4.0
@@ -187,7 +187,8 @@ def test_other_tensors_than_those_before_are_refused() -> None:
         aggregator.next(aggregator.initialize(), [np.ones(3, np.int64)])
     with refuses("with_template", "next"):
         aggregator.next(aggregator.initialize(), [])
-    assert aggregator.with_template(np.ones(3)).next(aggregator.initialize(), [])[1].shape == (3,)
+    aggregator = aggregator.with_template(np.ones(3))
+    assert aggregator.next(aggregator.initialize(), list[np.ndarray]())[1].shape == (3,)
 
 
 class _Weights(NamedTuple):
@@ -554,4 +555,4 @@ def test_a_drawn_number_of_clients_needs_a_template() -> None:
     with refuses("template"):
         _aggregator(mechanism).initialize()
     aggregator = _aggregator(mechanism).with_template(np.zeros(3))
-    assert aggregator.next(aggregator.initialize(), [])[1].shape == (3,)
+    assert aggregator.next(aggregator.initialize(), list[np.ndarray]())[1].shape == (3,)

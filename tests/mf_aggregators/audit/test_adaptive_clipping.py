@@ -29,7 +29,7 @@ class _IndicatorWithoutNoise(mfa.Aggregator):
         updates = list(updates)
         assert state.clip is not None
         within = sum(np.linalg.norm(each) <= state.clip.norm for each in updates)
-        self._fraction = 0.5 + (within - 0.5 * len(updates)) / _CLIENTS
+        self._fraction = 0.5 + float(within - 0.5 * len(updates)) / _CLIENTS
         return super().next(state, updates)
 
     def metrics(self, state: AggregatorState) -> dict[str, float]:

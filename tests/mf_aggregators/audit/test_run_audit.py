@@ -39,9 +39,9 @@ def test_an_intact_run_is_not_refuted_and_both_bounds_reach_half_of_epsilon_8(
     assert not found.is_refuted
     assert found.noise.p_value > 0.01
     stated = run_audit.RunAudit.of_statement(1000, found)
-    bound = Decimal(stated["epsilon_lower_bound"])
+    bound = Decimal(str(stated["epsilon_lower_bound"]))
     assert 6.0 < bound <= Decimal(found.epsilon_lower_bound) < 8.0
-    assert 4.0 < float(stated["epsilon_lower_bound_any_mechanism"]) < 8.0
+    assert 4.0 < float(str(stated["epsilon_lower_bound_any_mechanism"])) < 8.0
     assert found.included == pytest.approx(500, abs=100)
 
 

@@ -45,7 +45,7 @@ from tests.refusals import refuses
 def test_coins_fill_rounds_on_average(separation: int, clients: int, times: int, rest: int) -> None:
     """By the chain of waits itself: from the stated start, every round has the same joiners."""
     population = separation * clients * times + rest
-    scheme = MinSeparationSampling(50, 1, population, clients, separation)
+    scheme: Any = MinSeparationSampling(50, 1, population, clients, separation)
     p = scheme.as_draws().joining_probability
     assert 0.0 < p <= 1.0
     distribution: Any = dominating_pair(scheme.run(1.0, None)).rounds
@@ -122,8 +122,7 @@ def test_epsilons_are_at_most_those_of_jax_privacy(
 
 def test_seldom_cut_batches_cost_next_to_nothing() -> None:
     sizes = {"num_rounds": 100, "num_bands": 2, "population": 2511, "clients_per_round": 100}
-    scheme = sampling_scheme("truncated_poisson", **sizes)
-    assert isinstance(scheme, TruncatedPoissonSampling)
+    scheme: Any = sampling_scheme("truncated_poisson", **sizes)
     place = scheme.as_draws().group_slice(1)
     size = place.stop - place.start
     seldom = scipy.stats.binom(size, scheme.as_draws().sampling_probability)
@@ -143,7 +142,7 @@ def test_epsilons_grow_where_more_is_cut() -> None:
 
 def test_groups_of_two_sizes_have_the_larger_epsilon() -> None:
     """Of 5 clients in 2 groups one has 3 and the other has 2, of whom none is ever cut."""
-    scheme = TruncatedPoissonSampling(8, 2, 5, 2, 2)
+    scheme: Any = TruncatedPoissonSampling(8, 2, 5, 2, 2)
     assert [scheme.as_draws().group_slice(group) for group in (0, 1)] == [slice(0, 2), slice(2, 5)]
     loss = groups._losses_of_round(TruncatedPoisson(8, 2, 5, 2, 2), 1.0, 1e-3)
     for direction, pmf in enumerate((loss._pmf_remove, loss._pmf_add)):
@@ -237,7 +236,7 @@ def test_noise_multipliers_are_those_of_their_epsilons() -> None:
 
 
 def test_every_client_is_once_in_every_cycle() -> None:
-    scheme = RandomAllocation(48, 2, 90, 11)
+    scheme: Any = RandomAllocation(48, 2, 90, 11)
     assert rounds_of_cycle(scheme) == 4
     sampler = scheme.sampler(7)
     cohorts = [sampler.draw(index) for index in range(48)]

@@ -93,7 +93,7 @@ class _Verifier:
                 fields, _ = report.verify(str(path))
             except (ValueError, OSError, command_line.CommandError, flags.Error) as error:
                 return False, {"error": str(error)}
-        return fields["is_verified"], fields
+        return bool(fields["is_verified"]), fields
 
     def _cached(self, document: Any, folder: pathlib.Path) -> Any:
         observed = document["participation"]["observed"] is None
