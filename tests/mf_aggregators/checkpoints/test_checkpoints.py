@@ -191,7 +191,7 @@ def test_broken_descriptions_are_refused(tmp_path: pathlib.Path, text: str) -> N
         checkpoints.load(directory)
 
 
-def _alter(directory: pathlib.Path, *, is_forged: bool = False, **changes: object) -> None:
+def _alter(directory: pathlib.Path, changes: dict[str, object], is_forged: bool = False) -> None:
     path = directory / "factorization.json"
     description = json.loads(path.read_text()) | changes
     if is_forged:
@@ -216,7 +216,7 @@ def test_descriptions_that_do_not_fit_are_refused(
     tmp_path: pathlib.Path, changes: dict[str, Any]
 ) -> None:
     directory = _saved(tmp_path)
-    _alter(directory, **changes)
+    _alter(directory, changes)
     with refuses("factorization.json", error=CheckpointError):
         checkpoints.load(directory)
 
@@ -242,7 +242,7 @@ def test_the_stated_sensitivity_is_not_trusted(
     assert errors["sensitivity_is_exact"] is is_exact
     checkpoints.load(directory)
     errors["sensitivity"] *= factor
-    _alter(directory, is_forged=True, errors=errors)
+    _alter(directory, {"errors": errors}, is_forged=True)
     with refuses("sensitivity", error=CheckpointError):
         checkpoints.load(directory)
 
@@ -250,7 +250,7 @@ def test_the_stated_sensitivity_is_not_trusted(
 def test_any_other_change_of_the_description_is_noticed(tmp_path: pathlib.Path) -> None:
     for name, value in (("num_rounds", 5), ("optimality_gap", -1.0)):
         checkpoints.save(identity(4), tmp_path / name)
-        _alter(tmp_path / name, **dict[str, Any]({name: value}))
+        _alter(tmp_path / name, {name: value})
         with refuses("factorization.json", "SHA-256", error=CheckpointError):
             checkpoints.load(tmp_path / name)
 
