@@ -817,9 +817,8 @@ def divergence_of_counts(
     lower, _ = _bounds_of_probability(int(counts[1]), samples, 0.5 * failure)
     above, below = (float(scipy.special.ndtri(each)) for each in (upper, lower))
     slope = (below - above) / (high - low)
-    return _divergence_of_tail(
-        low, above, max(slope, 0.0) if math.isfinite(slope) else 0.0, epsilon
-    )
+    slope = max(slope, 0.0) if math.isfinite(slope) else 0.0
+    return _divergence_of_tail(low, above, slope, epsilon)
 
 
 def _divergence_of_tail(threshold: float, quantile: float, slope: float, epsilon: float) -> float:

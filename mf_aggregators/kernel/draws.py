@@ -165,7 +165,7 @@ _FEWEST_FOR_THREADS = 2**17
 # compared with the kernel's own.
 _FEW_TILES = 16
 # The number of entries of a piece of an update: its temporary arrays stay in a processor's cache.
-_ENTRIES_AT_ONCE = 2**14
+_ENTRIES_AT_ONCE = 2**15
 # The most tasks into which the pieces of a vector are divided for threads.
 _RUNS = 16
 _Piece = TypeVar("_Piece")

@@ -369,18 +369,19 @@ class IntegerRows:
         following = of_known[num_rows:] @ wide
         made = np.empty(earlier.shape, np.int32)
         first = of_driving.shape[1] - num_rows if is_redrawn else 0
-        if is_redrawn:
-            for begin in range(0, first + num_rows, _ROWS_OF_Z_AT_ONCE):
-                weights = of_driving[:, begin : begin + _ROWS_OF_Z_AT_ONCE]
-                z = np.array([row_of_z(begin + j) for j in range(weights.shape[1])], np.float64)
-                earlier += weights[:num_rows] @ z
-                following += weights[num_rows:] @ z
+        for begin in range(0, first + num_rows if is_redrawn else 0, _ROWS_OF_Z_AT_ONCE):
+            weights = of_driving[:, begin : begin + _ROWS_OF_Z_AT_ONCE]
+            z = np.array([row_of_z(begin + j) for j in range(weights.shape[1])], np.float64)
+            earlier += weights[:num_rows] @ z
+            following += weights[num_rows:] @ z
         for j in range(num_rows):
             if not is_redrawn:
                 earlier[j] += (of_driving[j, :j] * self.row_to_z) @ made[:j].astype(np.float64)
             made[j] = self.integer_row(row_of_z(first + j), earlier[j])
         if not is_redrawn:
-            following += of_driving[num_rows:] @ made.astype(np.float64)
+            # Matrix products of a single row take six times as long as plain products.
+            product: Any = np.multiply if num_rows == 1 else np.matmul
+            following += product(of_driving[num_rows:], made.astype(np.float64))
         return made, following
 
     def integer_row(self, z: RealArray, earlier: FloatArray) -> IntArray:
@@ -626,10 +627,14 @@ def clip_to_grid(
         found = piece[1]
         (engine.to_grid or _to_grid)(piece[0], unit, scale, is_shorter, found)
         largest = max(int(found.max()), -int(found.min()))
-        # If the sum of squares does not fit into 64 bits, Python integers are used, which do not
-        # wrap around.
-        dtype = object if largest**2 * len(found) >= 1 << (_OPEN_BITS - 1) else np.int64
-        return int(np.einsum("i,i", found, found, dtype=dtype))
+        if largest > steps_per_clip_norm:
+            return largest**2
+        if largest**2 * len(found) < 1 << (_OPEN_BITS - 1):
+            return int(np.einsum("i,i", found, found))
+        # The sum of squares may not fit into 64 bits, but sums of products of halves do.
+        halves = np.array([found >> 16, found & 0xFFFF])
+        (high, mixed), (_, low) = np.einsum("ik,jk", halves, halves).tolist()
+        return int((high << 32) + (mixed << 17) + low)
 
     for is_shorter in (False, True) if unit else ():
         squares = engine.over(functools.partial(in_steps, is_shorter=is_shorter), pieces)
@@ -679,7 +684,9 @@ def _squares(entries: RealArray, unit: float, units: float) -> int:
     wide = np.divide(entries, unit, dtype=np.float64)
     np.square(wide, out=wide)
     wide *= units
-    return int(np.ceil(wide, out=wide).astype(np.int64).sum())
+    # Floats from 2^52 to 2^53 are integers, and differ by as much as their bits do.
+    np.add(np.ceil(wide, out=wide), 2.0**52, out=wide)
+    return (int(wide.view(np.int64).sum()) - len(wide) * (1075 << 52)) % 2**64
 
 
 def _to_grid(
@@ -690,7 +697,8 @@ def _to_grid(
     An entry beyond 2^51 steps becomes another integer of at least that size, and the caller refuses
     it.
     """
-    wide = np.divide(entries, unit, dtype=np.float64)
+    # The steps take the place of the floats, so that no memory is taken for either.
+    wide = np.divide(entries, unit, out=into.view(np.float64), dtype=np.float64)
     wide *= scale
     if is_short:
         # Entries are made smaller by more than all floating-point errors so far, then rounded
@@ -698,4 +706,4 @@ def _to_grid(
         np.trunc(wide * (1.0 - MARGIN), out=wide)
     # Adding this float rounds the sum to an integer, because floats of this size are integers.
     wide += _ZERO_OF_INTEGERS
-    np.subtract(wide.view(np.int64), _ZERO_OF_INTEGERS.view(np.int64), out=into)
+    np.subtract(into, _ZERO_OF_INTEGERS.view(np.int64), out=into)

@@ -219,18 +219,14 @@ def gap(
     if counts is not None and len(counts) != len(rows):
         return f"it has {len(rows)} rounds, and the server counted {len(counts)}"
     if counts is not None and len(differing := np.flatnonzero(rows != counts)):
-        return (
-            f"{len(differing)} of its {len(rows)} rounds have other numbers of clients than the "
-            f"server counted, such as round {differing[0]}, counted from 0, with "
-            f"{rows[differing[0]]} rows for {counts[differing[0]]} clients"
-        )
+        at, number = differing[0], f"{len(differing)} of its {len(rows)} rounds"
+        such = f"such as round {at}, counted from 0, with {rows[at]} rows for {counts[at]} clients"
+        return f"{number} have other numbers of clients than the server counted, {such}"
     if clients_per_round is not None and len(rows):
         mean = float(rows.mean())
         if not 0.5 * clients_per_round <= mean <= 2.0 * clients_per_round:
-            return (
-                f"its rounds have {mean:.6g} rows on average, and the run is said to have had "
-                f"{clients_per_round:g} clients a round"
-            )
+            said = f"the run is said to have had {clients_per_round:g} clients a round"
+            return f"its rounds have {mean:.6g} rows on average, and {said}"
     return NO_COUNTS if counts is None else None
 
 
