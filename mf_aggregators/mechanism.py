@@ -357,11 +357,15 @@ class Mechanism:
           >>> mechanism.observed({"ada": [0, 3], "bo": [1]}).keeps_participation
           False
         """
-        return dataclasses.replace(
+        observed = dataclasses.replace(
             Observed.of_run(self, ledger, sampling_seed, sampler),
             round_counts=ledgers.round_counts(round_counts),
             clients_per_round=clients_per_round,
         )
+        # An incomplete ledger states the plan, so that has to be the plan of this mechanism.
+        if observed.mechanism is not self:
+            raise ValueError("the ledger was compared with another mechanism than this one.")
+        return observed
 
     def extended(
         self,

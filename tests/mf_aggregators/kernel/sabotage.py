@@ -640,8 +640,7 @@ def _altered_object(value: Any, way: str, depth: int) -> Any:
         }
         if module.startswith("mf_aggregators.kernel"):
             try:
-                initial = {each.name for each in dataclasses.fields(value) if each.init}
-                kept = {name: each for name, each in fields.items() if name in initial}
+                kept = {e.name: fields[e.name] for e in dataclasses.fields(value) if e.init}
                 return dataclasses.replace(value, **kept)
             except Exception:
                 return value
