@@ -5,14 +5,16 @@ Likelihood ratios and samples against known values, all patterns, and adaptive s
 
 import dataclasses
 import fractions
+import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import scipy.integrate
+import scipy.special
 import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -38,6 +40,7 @@ from mf_aggregators.kernel.losses import (
 from mf_aggregators.participation import _columns_of_matrix, certificate_search
 from tests.examples import examples
 from tests.mf_aggregators import participation_patterns
+from tests.mf_aggregators.kernel import random_claims
 from tests.mf_aggregators.participation_patterns import (
     cases,
     dominating_pair,
@@ -64,7 +67,7 @@ def _candidate_of(
 
 def _divergences(
     distribution: _RoundsDistribution, matrix: np.ndarray, sigma: float
-) -> Callable[[float], tuple[float, float]]:
+) -> Callable[[float], np.ndarray]:
     """Returns what integrates both hockey-stick divergences of a run of two rounds, or two bins."""
     patterns = participation_patterns.of(distribution, np.abs(matrix), sigma)
     if len(matrix) > 2:
@@ -74,34 +77,7 @@ def _divergences(
         across[0] = one @ other / long[0]
         across[1] = math.sqrt(other @ other - across[0] ** 2)
         patterns = dataclasses.replace(patterns, means=np.stack([long, across]))
-    reach = float(np.max(patterns.means)) + 9.0 * sigma
-    axis = np.linspace(-9.0 * sigma, reach, 1201)
-    points = np.stack(np.meshgrid(axis, axis, indexing="ij")).reshape(2, -1)
-    losses = patterns.log_ratios(points)
-    by_loss = np.argsort(losses)
-    losses = losses[by_loss]
-    density = np.outer(*[scipy.stats.norm.pdf(axis, 0.0, sigma) * (axis[1] - axis[0])] * 2)
-    q = density.ravel()[by_loss]
-    # The mass of outputs with losses below the i-th one.
-    below_q, below_p = (np.append(0.0, np.cumsum(each)) for each in (q, q * np.exp(losses)))
-
-    def divergences(epsilon: float) -> tuple[float, float]:
-        factor = math.exp(epsilon)
-        high, low = np.searchsorted(losses, [epsilon, -epsilon])
-        return (
-            float(below_p[-1] - below_p[high] - factor * (below_q[-1] - below_q[high])),
-            float(below_q[low] - factor * below_p[low]),
-        )
-
-    return divergences
-
-
-def _epsilon(divergence: Callable[[float], float], delta: float) -> float:
-    low, high = 0.0, 30.0
-    while high - low > 1e-6:
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if divergence(middle) > delta else (low, middle)
-    return high
+    return functools.partial(random_claims.divergences, patterns, step=0.05)
 
 
 _CASES: list[tuple[_RoundsDistribution, list[list[float]], float]] = [
@@ -138,8 +114,8 @@ def test_false_candidates_are_not_proved(
     A test would pass by chance with probability beta = 1.6e-7 at most.
     """
     exact = _divergences(distribution, np.array(matrix), sigma)
-    truth = _epsilon(lambda epsilon: exact(epsilon)[direction], 1.1 * _DELTA)
-    whole = _epsilon(lambda epsilon: max(exact(epsilon)), _DELTA)
+    truth = random_claims._root(lambda epsilon: exact(epsilon)[direction] - 1.1 * _DELTA, 0.0, 1.0)
+    whole = random_claims._root(lambda epsilon: max(exact(epsilon)) - _DELTA, 0.0, 1.0)
     of = dominating_pair(distribution, np.array(matrix), sigma)
     candidate = _candidate_of(of, 1.2 * whole, _DELTA, max_samples=2**15)
     false = dataclasses.replace(
@@ -177,10 +153,30 @@ def test_a_test_that_draws_too_little_proves_nothing() -> None:
     enough = math.ceil(-math.log(certificates.shares_of(candidate.delta)[1]) / gain)
     plain = dataclasses.replace(candidate, order=1, bet=bet, num_samples=enough)
     assert certificates.is_proved(of, dataclasses.replace(plain, num_samples=2 * enough))
-    assert not certificates.is_proved(of, dataclasses.replace(plain, num_samples=enough // 2))
-    # Bets that could lose more than there is are no bets.
-    assert not certificates.is_proved(of, dataclasses.replace(plain, bet=1.1))
-    assert not certificates.is_proved(of, dataclasses.replace(plain, thresholds=(0.0, -1.0)))
+    # Bets that could lose more than there is are no bets, and nor are thresholds in another order.
+    for changes in ({"num_samples": enough // 2}, {"bet": 1.1}):
+        assert not certificates._p_from_q_is_small(of, dataclasses.replace(plain, **changes), None)
+    for changes in ({"num_untilted": 0}, {"thresholds": (0.0, -1.0)}):
+        assert not certificates._q_from_p_is_small(of, dataclasses.replace(plain, **changes), None)
+    # A test draws so many samples, also if they are no multiple of a batch.
+    assert sum(map(len, ImportanceSampler(of, 0).batches(1, 1500))) == 1500
+
+
+def test_the_lower_tail_is_that_of_outputs_without_the_client(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Losses of a client in the only round are normal numbers of mean -1/2 without it."""
+    found: list[Any] = []
+    monkeypatch.setattr(
+        certificates, "divergence_of_counts", lambda *arguments: found.extend(arguments) or 1.0
+    )
+    monkeypatch.setattr(certificates, "LOSS_ROUNDING", 0.1)
+    of = DominatingPair(np.ones((1, 1)), 1.0, _MinSeparationRounds(1.0, 1))
+    candidate = Certificate(3.0, _DELTA, 0, 2, 1, 1.0, 2**14, (-0.5, 0.5), 0)
+    assert not certificates._q_from_p_is_small(of, candidate, None)
+    # Five standard errors.
+    np.testing.assert_allclose(found[0] / 2**14, scipy.stats.norm.cdf([0.1, 0.9]), atol=0.0196)
+    assert found[1:] == [2**14, (-0.5, 0.5), 2.9, certificates.shares_of(_DELTA)[1]]
 
 
 @pytest.mark.parametrize("order", [1, 2, 3, 5, 8])
@@ -226,30 +222,16 @@ def test_the_lower_tail_is_bounded_with_the_failure_probability_of_the_candidate
 def test_wealth_is_compared_with_the_failure_probability_of_the_candidate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Wealth that was ever large enough proves (Ville), and no later batch is drawn."""
     of = DominatingPair(np.ones((4, 1)), 1.0, _MinSeparationRounds(0.1, 1))
     candidate = _candidate_of(of, 2.0, 1e-4, max_samples=2**14)
     assert candidate.num_samples
     needed = -math.log(0.01 * 1e-4 / (4 * 16))
     for factor, is_proved in ((1.0 + 1e-9, True), (1.0 - 1e-9, False), (math.nan, False)):
-        grown = [0.25 * factor * needed, 0.75 * factor * needed]
+        grown = iter([0.25 * factor * needed, 0.75 * factor * needed, -needed])
         monkeypatch.setattr(ImportanceSampler, "batches", lambda *unused, grown=grown: grown)
         assert certificates._p_from_q_is_small(of, candidate, None) == is_proved
-
-
-def test_a_test_draws_no_more_than_its_wealth_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wealth that was ever large enough proves (Ville): no later batch is drawn."""
-    of = DominatingPair(np.ones((4, 1)), 1.0, _MinSeparationRounds(0.1, 1))
-    candidate = _candidate_of(of, 2.0, 1e-4, max_samples=2**14)
-    needed, drawn = -math.log(certificates.shares_of(candidate.delta)[1]), []
-
-    def batches(*unused: Any) -> Iterator[float]:
-        for grown in (0.6 * needed, 0.5 * needed, -needed):
-            drawn.append(grown)
-            yield grown
-
-    monkeypatch.setattr(ImportanceSampler, "batches", batches)
-    assert certificates._p_from_q_is_small(of, candidate, None)
-    assert len(drawn) == 2
+        assert len(list(grown)) == is_proved
 
 
 def test_losses_that_are_not_numbers_count_against_a_candidate(
@@ -375,6 +357,16 @@ def test_extrapolated_tails_hold_for_convex_functions() -> None:
             assert truth <= bound
         # Without a slope it is the probability of the first count.
         assert bound < 0.5 * counts[0] / samples
+
+
+def test_bounds_of_counts_share_the_failure_probability() -> None:
+    """A line through both bounds; a constant one where they do not rise."""
+    of_count = functools.partial(certificates._bounds_of_probability, samples=2**11, failure=5e-7)
+    for low, high in ((60, 60), (60, 400), (0, 0)):
+        at, below = (float(scipy.special.ndtri(x)) for x in (of_count(low)[1], of_count(high)[0]))
+        found = certificates.divergence_of_counts([low, high], 2**11, (-0.5, -0.2), 0.6, 1e-6)
+        known = certificates._divergence_of_tail(-0.5, at, max((below - at) / 0.3, 0.0), 0.6)
+        assert found == pytest.approx(known, rel=1e-12)
 
 
 def test_counts_that_say_nothing_bound_nothing() -> None:

@@ -68,16 +68,6 @@ def test_first_rounds_are_those_of_the_leading_part() -> None:
     assert first.epsilon < whole.epsilon
 
 
-@pytest.mark.parametrize("rounds", [(0,), (1, 4), (0, 2, 4)])
-def test_one_client_has_the_epsilon_of_its_own_rounds(rounds: tuple[int, ...]) -> None:
-    matrix = np.abs(_matrix(np.random.default_rng(3), 5))
-    rows = dense_rows(np.linalg.inv(matrix))
-    found = claim.check(Claim(rows, Pattern(rounds), 9.0, _DELTA))
-    moved = float(np.linalg.norm(matrix[:, list(rounds)].sum(axis=1)))
-    assert found.sensitivity.value == pytest.approx(moved)
-    assert found.epsilon == pytest.approx(gaussian_epsilon(moved / 9.0, _DELTA), rel=1e-8)
-
-
 def test_of_nobody_nothing_is_released() -> None:
     found = claim.check(Claim(banded_rows(np.ones((3, 1))), Pattern(()), 1.0, _DELTA, num_rounds=0))
     assert (found.epsilon, found.rho, found.num_rounds) == (0.0, 0.0, 0)
@@ -130,7 +120,8 @@ def test_guarantees_of_other_participation_are_not_equal() -> None:
     assert one == same
     assert hash(one) == hash(same)
     assert other.epsilon == one.epsilon
-    assert one != other
+    assert one not in (other, claim.check(dataclasses.replace(one.claim, sigma=2.0)))
+    assert "1e-05" in repr(one)
 
 
 def test_a_guarantee_is_made_by_its_check_alone() -> None:
@@ -165,14 +156,6 @@ def test_the_claim_of_a_guarantee_is_checked_again() -> None:
     object.__setattr__(found.claim, "sigma", math.nan)
     with refuses("sigma"):
         claim.claim_of(found)
-
-
-def test_guarantees_of_equal_numbers_are_equal() -> None:
-    guarantee = _guarantee()
-    assert guarantee == _guarantee()
-    assert hash(guarantee) == hash(_guarantee())
-    assert guarantee != claim.check(dataclasses.replace(guarantee.claim, sigma=2.0))
-    assert "1e-05" in repr(guarantee)
 
 
 _NO_ASSUMPTION = "participation did not depend on released models or on data"
