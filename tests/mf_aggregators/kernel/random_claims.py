@@ -144,7 +144,7 @@ def sampled_epsilon(draws: Groups, shift: float, delta: float) -> float:
     return float(_root(excess, 0.0, 1.0))
 
 
-def round_divergences(draws: Groups, size: int, shift: float, epsilon: float) -> np.ndarray:
+def round_divergences(draws: Any, size: int, shift: float, epsilon: float) -> np.ndarray:
     """Returns both divergences of one round, with the client from without first.
 
     Args:
@@ -310,11 +310,13 @@ def check_schema(
     if not 1e-3 < norm < 1e3 or taking_part == Pattern(()):
         # Errors of nearly singular rows cost noise.
         return
-    is_limit = isinstance(taking_part, Limit)
-    moved = taking_part.sensitivity if is_limit else largest_change(matrix, taking_part)
+    if isinstance(taking_part, Limit):
+        moved = taking_part.sensitivity
+    else:
+        moved = largest_change(matrix, taking_part)
     truth = gaussian_epsilon(moved / (noise * norm), DELTA)
     found = _checked(truth, Claim(rows, taking_part, noise * norm, DELTA))
-    if found.sensitivity.is_exact or is_limit:
+    if found.sensitivity.is_exact or isinstance(taking_part, Limit):
         assert found.epsilon <= truth * (1.0 + 1e-3) + 1e-9, (found, truth)
 
 

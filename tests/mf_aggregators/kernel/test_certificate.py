@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -80,6 +81,10 @@ def _divergences(
     return functools.partial(random_claims.divergences, patterns, step=0.05)
 
 
+def _epsilon(divergence: Callable[[float], float], delta: float) -> float:
+    return float(random_claims._root(lambda epsilon: divergence(epsilon) - delta, 0.0, 1.0))
+
+
 _CASES: list[tuple[_RoundsDistribution, list[list[float]], float]] = [
     (_MinSeparationRounds(0.2, 2), [[0.8, 0.0], [0.6, 1.0]], 0.8),
     (_MinSeparationRounds(0.1, 1), [[1.0, 0.0], [0.0, 1.0]], 1.5),
@@ -114,8 +119,8 @@ def test_false_candidates_are_not_proved(
     A test would pass by chance with probability beta = 1.6e-7 at most.
     """
     exact = _divergences(distribution, np.array(matrix), sigma)
-    truth = random_claims._root(lambda epsilon: exact(epsilon)[direction] - 1.1 * _DELTA, 0.0, 1.0)
-    whole = random_claims._root(lambda epsilon: max(exact(epsilon)) - _DELTA, 0.0, 1.0)
+    truth = _epsilon(lambda epsilon: exact(epsilon)[direction], 1.1 * _DELTA)
+    whole = _epsilon(lambda epsilon: max(exact(epsilon)), _DELTA)
     of = dominating_pair(distribution, np.array(matrix), sigma)
     candidate = _candidate_of(of, 1.2 * whole, _DELTA, max_samples=2**15)
     false = dataclasses.replace(
@@ -154,29 +159,29 @@ def test_a_test_that_draws_too_little_proves_nothing() -> None:
     plain = dataclasses.replace(candidate, order=1, bet=bet, num_samples=enough)
     assert certificates.is_proved(of, dataclasses.replace(plain, num_samples=2 * enough))
     # Bets that could lose more than there is are no bets, and nor are thresholds in another order.
-    for changes in ({"num_samples": enough // 2}, {"bet": 1.1}):
-        assert not certificates._p_from_q_is_small(of, dataclasses.replace(plain, **changes), None)
-    for changes in ({"num_untilted": 0}, {"thresholds": (0.0, -1.0)}):
-        assert not certificates._q_from_p_is_small(of, dataclasses.replace(plain, **changes), None)
+    changed: Any = functools.partial(dataclasses.replace, plain)
+    for false in (changed(num_samples=enough // 2), changed(bet=1.1)):
+        assert not certificates._p_from_q_is_small(of, false, None)
+    for false in (changed(num_untilted=0), changed(thresholds=(0.0, -1.0))):
+        assert not certificates._q_from_p_is_small(of, false, None)
     # A test draws so many samples, also if they are no multiple of a batch.
-    assert sum(map(len, ImportanceSampler(of, 0).batches(1, 1500))) == 1500
+    assert sum(ImportanceSampler(of, 0).batches(1, 1500, len)) == 1500
 
 
 def test_the_lower_tail_is_that_of_outputs_without_the_client(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Losses of a client in the only round are normal numbers of mean -1/2 without it."""
-    found: list[Any] = []
-    monkeypatch.setattr(
-        certificates, "divergence_of_counts", lambda *arguments: found.extend(arguments) or 1.0
-    )
+    found = mock.Mock(return_value=1.0)
+    monkeypatch.setattr(certificates, "divergence_of_counts", found)
     monkeypatch.setattr(certificates, "LOSS_ROUNDING", 0.1)
     of = DominatingPair(np.ones((1, 1)), 1.0, _MinSeparationRounds(1.0, 1))
     candidate = Certificate(3.0, _DELTA, 0, 2, 1, 1.0, 2**14, (-0.5, 0.5), 0)
     assert not certificates._q_from_p_is_small(of, candidate, None)
     # Five standard errors.
-    np.testing.assert_allclose(found[0] / 2**14, scipy.stats.norm.cdf([0.1, 0.9]), atol=0.0196)
-    assert found[1:] == [2**14, (-0.5, 0.5), 2.9, certificates.shares_of(_DELTA)[1]]
+    counts, *others = found.call_args.args
+    np.testing.assert_allclose(counts / 2**14, scipy.stats.norm.cdf([0.1, 0.9]), atol=0.0196)
+    assert others == [2**14, (-0.5, 0.5), 2.9, certificates.shares_of(_DELTA)[1]]
 
 
 @pytest.mark.parametrize("order", [1, 2, 3, 5, 8])
@@ -364,7 +369,9 @@ def test_bounds_of_counts_share_the_failure_probability() -> None:
     of_count = functools.partial(certificates._bounds_of_probability, samples=2**11, failure=5e-7)
     for low, high in ((60, 60), (60, 400), (0, 0)):
         at, below = (float(scipy.special.ndtri(x)) for x in (of_count(low)[1], of_count(high)[0]))
-        found = certificates.divergence_of_counts([low, high], 2**11, (-0.5, -0.2), 0.6, 1e-6)
+        found = certificates.divergence_of_counts(
+            np.array([low, high]), 2**11, (-0.5, -0.2), 0.6, 1e-6
+        )
         known = certificates._divergence_of_tail(-0.5, at, max((below - at) / 0.3, 0.0), 0.6)
         assert found == pytest.approx(known, rel=1e-12)
 

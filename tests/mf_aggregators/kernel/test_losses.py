@@ -601,8 +601,8 @@ def test_no_round_of_small_groups_gets_beyond_the_bound(
             for batch, probability in batches.items():
                 weights[sum((first, *others)[i] for i in batch)] += probability
             sides.append(tuple((weight, mean) for mean, weight in weights.items()))
-        for direction, pair in enumerate((sides, sides[::-1])):
-            found = [_divergence(*pair, 1.0 / sigma, each) for each in _EPSILONS_OF_ROUND]
+        for direction, (p, other) in enumerate((sides, sides[::-1])):
+            found = [_divergence(p, other, 1.0 / sigma, each) for each in _EPSILONS_OF_ROUND]
             assert np.all(found <= bounds[direction] * (1.0 + 1e-9) + 1e-12)
             closest[direction] = np.maximum(closest[direction], found)
     # It is nearly attained.

@@ -269,16 +269,6 @@ def test_bands_give_what_the_dense_matrix_gives(num_rounds: int, data: st.DataOb
     assert (found.is_exact, found.theorem) == (dense.is_exact, dense.theorem)
 
 
-@pytest.mark.parametrize("is_even", [False, True])
-def test_all_diagonals_of_few_bands_count(is_even: bool) -> None:
-    """Between multiples of the separation, too, unless participations are exactly so far apart."""
-    matrix = np.tril(np.random.default_rng(2).uniform(0.5, 1.0, (40, 40)))
-    matrix -= np.tril(matrix, -8)
-    schema = Schema(None, 3, is_even)
-    found = _of_bands(_bands_of(matrix, 8), schema)
-    assert found.value == pytest.approx(_of_matrix(matrix, schema).value, rel=_RELATIVE)
-
-
 def test_bands_beyond_the_matrix_do_not_count() -> None:
     bands = np.array([[1.0, 9.0], [1.0, 2.0]])
     assert _of_bands(bands, _SINGLE).value == pytest.approx(np.sqrt(5.0))
