@@ -196,7 +196,9 @@ class AggregatorState:
     noise: ReleaseState
     tensors: _Tensors | None
     clip: ClipState | None
-    # The process that started the run or loaded the state: only its record knows the used rows.
+    # The directory of the record that knows the used rows. In another process than the one that
+    # started the run or loaded the state, no other record does.
+    _directory: str | os.PathLike[str] | None = dataclasses.field(default=None, repr=False)
     _process: int = dataclasses.field(default_factory=os.getpid, repr=False)
 
     @property
@@ -214,8 +216,8 @@ class Aggregator:
     repeated from an older state, other updates are refused, because the difference of two sums with
     the same row of noise would have no noise. With a ``noise_directory``, the record is in this
     directory. Without one, all aggregators of a process share a record, which ends with the
-    process; the aggregator then cannot be pickled, and a forked process can release neither with it
-    nor from a state that was made before the fork.
+    process; the aggregator then cannot be pickled. A forked process can release neither with it nor
+    from a state that was made before the fork, unless both have one directory.
 
     A state can be continued only by an aggregator with the same options and the same mechanism, or
     an extension of this mechanism.
@@ -358,7 +360,8 @@ class Aggregator:
             )
         tensors = None if self._template is None else _tensors_of(self._template)
         clip = None if self._options.rule is None else self._options.rule.first_state
-        return AggregatorState(self._of_tensors(tensors).start(self._options.seed), tensors, clip)
+        noise = self._of_tensors(tensors).start(self._options.seed)
+        return AggregatorState(noise, tensors, clip, self._options.noise_directory)
 
     def next(
         self, state: AggregatorState, updates: Iterable[_Nest]
@@ -682,7 +685,8 @@ class Aggregator:
             if len(arrays["clip"]):
                 clip = ClipState._make(map(float, arrays["clip"]))
                 clip = clip._replace(num_fractions=int(clip.num_fractions))
-            return AggregatorState(self._of_tensors(tensors).state_of(arrays), tensors, clip)
+            noise = self._of_tensors(tensors).state_of(arrays)
+            return AggregatorState(noise, tensors, clip, self._options.noise_directory)
         except Exception as error:
             # The contents of a damaged file may be anything.
             raise StateError(
@@ -708,10 +712,14 @@ class Aggregator:
 
     def _check_noise(self, release: Release, state: AggregatorState) -> None:
         """Raises ReleaseError for other noise than the mechanism's, or a forked process's state."""
-        if self._options.noise_directory is None and state._process != os.getpid():
+        here, there = self._options.noise_directory, state._directory
+        is_shared = False
+        if here is not None and there is not None:
+            is_shared = os.path.realpath(here) == os.path.realpath(there)
+        if state._process != os.getpid() and not is_shared:
             raise ReleaseError(
                 "the process that this one was forked from may use the same rows of noise: give "
-                "both a noise_directory, or start the run in the process that releases."
+                "both the same noise_directory, or start the run in the process that releases."
             )
         if release.noise_digests != self._release.noise_digests:
             raise ReleaseError(

@@ -320,7 +320,7 @@ def lines(
         axes.plot(
             where,
             values,
-            label=names[0] if len(names) == 1 else f"{'; '.join(names)} (the same)",
+            label=" = ".join(names),
             color=style["color"],
             linestyle="-" if hides else style["linestyle"],
             marker=style["marker"] if is_marked else "",

@@ -380,7 +380,7 @@ class IntegerRows:
             made[j] = self.integer_row(row_of_z(first + j), earlier[j])
         if not is_redrawn:
             # Matrix products of a single row take six times as long as plain products.
-            product: Any = np.multiply if num_rows == 1 else np.matmul
+            product: np.ufunc = np.multiply if num_rows == 1 else np.matmul
             following += product(of_driving[num_rows:], made.astype(np.float64))
         return made, following
 
@@ -632,7 +632,7 @@ def clip_to_grid(
         if largest**2 * len(found) < 1 << (_OPEN_BITS - 1):
             return int(np.einsum("i,i", found, found))
         # The sum of squares may not fit into 64 bits, but sums of products of halves do.
-        halves = np.array([found >> 16, found & 0xFFFF])
+        halves = np.array([np.right_shift(found, 16), np.bitwise_and(found, 0xFFFF)])
         (high, mixed), (_, low) = np.einsum("ik,jk", halves, halves).tolist()
         return int((high << 32) + (mixed << 17) + low)
 

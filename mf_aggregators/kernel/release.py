@@ -63,7 +63,7 @@ _Histories: TypeAlias = Sequence[tuple[RealArray, ...]]
 class ReleaseRecord:
     """The record of which sum each row of noise was added to, in memory or in a directory.
 
-    All records without a directory are one record of the process. Processes that use one directory
+    All records of a process are one record in its memory. Processes that use one directory
     share its digests. A copy of a record is the record itself.
     """
 
@@ -78,8 +78,8 @@ class ReleaseRecord:
         """
         self._directory, self._process = directory, os.getpid()
         # All aggregators of a process share these digests, because a state may continue with an
-        # aggregator that was made anew, as in a notebook.
-        self._digests = self._of_process if directory is None else {}
+        # aggregator that was made anew, as in a notebook, or that has another directory.
+        self._digests = self._of_process
 
     def __init_subclass__(cls) -> NoReturn:
         raise TypeError("ReleaseRecord has no subclasses.")

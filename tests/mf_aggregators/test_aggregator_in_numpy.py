@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import mf_aggregators as mfa
 from mf_aggregators.aggregator import ReleaseError, StateError
+from mf_aggregators.kernel.release import ReleaseRecord
 from tests.examples import examples
 from tests.mf_aggregators import small_mechanisms
 from tests.mf_aggregators.statistics_of_noise import check_standard_normal
@@ -105,14 +106,20 @@ def test_a_round_is_released_for_the_same_updates_alone() -> None:
     assert aggregator.next(following, updates[:1])[0].round_index == 2
 
 
-def test_a_row_is_not_added_twice_under_another_clip_norm(tmp_path: pathlib.Path) -> None:
+def test_a_row_is_not_added_twice_under_another_clip_norm(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two copies of a state may go on with other norms, and the same sum in steps of them."""
     clip = mfa.AdaptiveClip(1.0, update_period=1)
-    # Records in two directories know nothing of one another.
-    aggregator, copy = (
-        _aggregator(clip_norm=clip, noise_directory=tmp_path / name) for name in ("one", "other")
-    )
+    aggregator = _aggregator(clip_norm=clip)
     state = aggregator.initialize()
+    # An aggregator of another directory shares the record, and one of another process does not.
+    with refuses("other data", error=ReleaseError):
+        for number, name in enumerate(("one", "other")):
+            beside = _aggregator(clip_norm=clip, noise_directory=tmp_path / name)
+            beside.next(state, [np.full(2, 9.0 * number)] * 2)
+    monkeypatch.setattr(ReleaseRecord, "_of_process", {})
+    copy = _aggregator(clip_norm=clip)
     following, _ = aggregator.next(state, [np.zeros(2)] * 2)
     other, _ = copy.next(state, [np.full(2, 9.0)] * 2)
     norms = [
@@ -470,13 +477,21 @@ def test_only_a_record_in_a_directory_is_pickled(tmp_path: pathlib.Path) -> None
         pickle.loads(pickle.dumps(aggregator)).next(state, [np.array([0.1, 0.3])])
 
 
-def test_a_forked_process_has_no_row_of_an_earlier_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    state, update = _aggregator().initialize(), np.zeros(2)
+@pytest.mark.parametrize("before", [None, "one"])
+def test_a_forked_process_has_no_row_of_an_earlier_state(
+    before: str | None, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    state, update = _aggregator(noise_directory=before).initialize(), np.zeros(2)
     monkeypatch.setattr("os.getpid", lambda: -1)
-    with refuses("forked", error=ReleaseError):
-        _aggregator().next(state, [update])
-    with refuses("forked", error=ReleaseError):
-        _aggregator(template=update).spend(state)
+    for directory in (None, "other"):
+        options: dict[str, Any] = {"template": update, "noise_directory": directory}
+        with refuses("forked", error=ReleaseError):
+            _aggregator(**options).next(state, [update])
+        with refuses("forked", error=ReleaseError):
+            _aggregator(**options).spend(state)
+    if before is not None:
+        _aggregator(noise_directory=tmp_path / before).next(state, [update])
 
 
 def test_no_noise_has_to_be_asked_for() -> None:

@@ -221,7 +221,7 @@ def test_every_entry_has_a_coordinate_of_its_own(
 
 def test_vectors_of_another_size_are_refused() -> None:
     layout = RowLayout(((3,),), ("float32",))
-    with refuses("3 entries"):
+    with refuses("(3,)"):
         layout.tensors([np.zeros(4, np.float32)])
 
 
