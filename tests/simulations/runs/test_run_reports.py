@@ -667,9 +667,7 @@ def test_a_run_has_all_panels_with_its_numbers() -> None:
     assert accuracy["held out"] == ([3, 6, 9, 12], pytest.approx([6, 12, 18, 24]))
     assert set(_lines(axes["loss"])) == {"training", "held out"}
     norms = _lines(axes["L2 norm of updates"])
-    assert norms["mean = largest"][1] == pytest.approx(
-        [number + 0.5 for number in rounds]
-    )
+    assert norms["mean = largest"][1] == pytest.approx([number + 0.5 for number in rounds])
     assert norms["clip norm"][1] == [1.5, 1.5]
     shares = _lines(axes["of the updates, %"])
     assert shares["clipped"] == (rounds, pytest.approx([5 * number for number in rounds]))
