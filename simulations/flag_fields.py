@@ -4,14 +4,16 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import TypeVar
 
 from absl import flags
 
 from mf_aggregators.commands.command_line import FlagGroup
 from mf_aggregators.kernel import numbers
+from mf_aggregators.kernel.numbers import Dataclass
 
 _FLAG = "flag"
+_Value = TypeVar("_Value")
 _SECTION = re.compile(r"^(?:Attributes|Flags):\n((?:  .+\n)+)", re.MULTILINE)
 # Matches one entry of a docstring's section, with its further lines, which are indented more.
 _ENTRY = re.compile(r"^  (\w+): (.*(?:\n {3,}.*)*)", re.MULTILINE)
@@ -43,18 +45,23 @@ class Flag:
     below: float | None = None
 
 
-def flag(group: str, default: Any = dataclasses.MISSING, **details: Any) -> Any:
+def flag(
+    group: str,
+    default: _Value = dataclasses.MISSING,  # type: ignore[assignment]  # As in dataclasses.field.
+    **details: object,
+) -> _Value:
     """Returns a dataclass field that is a flag; ``details`` are attributes of :class:`Flag`."""
-    return dataclasses.field(default=default, metadata={_FLAG: Flag(group, **details)})
+    found = Flag(group, **details)  # type: ignore[arg-type]  # Flag's attributes differ in type.
+    return dataclasses.field(default=default, metadata={_FLAG: found})
 
 
-def fields_of(documented: Any) -> Mapping[str, tuple[Flag, Any]]:
+def fields_of(documented: Dataclass | type) -> Mapping[str, tuple[Flag, dataclasses.Field]]:
     """Returns, by name, the flags of a dataclass or its instance, as pairs (properties, field)."""
     every = [field for field in dataclasses.fields(documented) if _FLAG in field.metadata]
     return {each.name: (each.metadata[_FLAG], each) for each in every}
 
 
-def check(made: Any, prefix: str = "") -> None:
+def check(made: Dataclass, prefix: str = "") -> None:
     """Raises ValueError if a field's value is not a number in the range of its flag.
 
     Args:
@@ -77,7 +84,7 @@ def check(made: Any, prefix: str = "") -> None:
             raise ValueError(f"{name} must be below {details.below:g}, found {value}.")
 
 
-def texts_of(documented: Any) -> dict[str, str]:
+def texts_of(documented: object) -> dict[str, str]:
     """Returns the help texts in the ``Attributes:`` or ``Flags:`` section of a docstring, by name.
 
     Args:
@@ -90,7 +97,7 @@ def texts_of(documented: Any) -> dict[str, str]:
 
 def define(
     values: flags.FlagValues,
-    documented: Any,
+    documented: type,
     groups: Collection[str],
     default_texts: Mapping[str, str] | None = None,
 ) -> None:

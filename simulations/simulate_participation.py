@@ -16,7 +16,6 @@ import math
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from absl import flags
@@ -59,7 +58,7 @@ _BYTES_PER_PARTICIPATION = 40
 
 def summarise(
     cohorts: list[np.ndarray], schema: Participation | None = None
-) -> tuple[ObservedParticipation, dict[str, Any]]:
+) -> tuple[ObservedParticipation, dict[str, object]]:
     """Summarises how often and how far apart devices took part in rounds.
 
     Time and memory grow with the participations, not with the population.
@@ -300,7 +299,7 @@ def _population(
 
 def _suggestion(
     values: flags.FlagValues, num_rounds: int, first: list[DeviceRound]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Suggests a participation schema for a plan, from simulations with several seeds."""
     simulated = [first]
     for seed in range(values.seed + 1, values.seed + values.seeds):
@@ -431,7 +430,7 @@ def _run(
     return device_rounds, None
 
 
-def _device_fields(device_rounds: list[DeviceRound], seconds: float) -> dict[str, Any]:
+def _device_fields(device_rounds: list[DeviceRound], seconds: float) -> dict[str, object]:
     def of(name: str) -> np.ndarray:
         return np.array([getattr(device_round, name) for device_round in device_rounds])
 
@@ -461,12 +460,12 @@ def _privacy_fields(
     observed: ObservedParticipation,
     multiplier: float | None,
     delta: float,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     # There is no guarantee without a schema: the noise multiplier is relative to the sensitivity
     # under a schema.
     if multiplier is None or schema is None:
         return {}
-    fields: dict[str, Any] = {
+    fields: dict[str, object] = {
         "noise_multiplier": multiplier,
         "delta": delta,
         "planned_epsilon": guarantees.of_noise(multiplier, delta).epsilon,
@@ -489,15 +488,19 @@ def _privacy_fields(
     }
 
 
-def _statement(fields: dict[str, Any], by_wall_clock: bool) -> str:
+def _statement(fields: dict[str, object], by_wall_clock: bool) -> str:
     """Returns sentences on the consequences of the simulated participation for the guarantee."""
+
+    def pair(name: str) -> str:
+        return stated_pair(inputs.part(fields, float, name), inputs.part(fields, float, "delta"))
+
     if fields["keeps_plan"] is None:
         return (
             f"There is no plan to keep or to break.\nFor a plan: {fields['rule']} {_ON_WALL_CLOCKS}"
         )
-    separation, most = fields["realised_separation"], fields["most_participations"]
+    most = inputs.part(fields, int, "most_participations")
     found = "No device took part twice."
-    if separation is not None:
+    if isinstance(separation := fields["realised_separation"], int):
         found = (
             f"The closest participations of one device were {counted(separation, 'round')} apart, "
             f"and none took part more than {counted(most, 'time')}."
@@ -512,10 +515,9 @@ def _statement(fields: dict[str, Any], by_wall_clock: bool) -> str:
         )
     if "noise_multiplier" not in fields:
         return found
-    if not math.isfinite(fields["planned_epsilon"]):
+    if not math.isfinite(inputs.part(fields, float, "planned_epsilon")):
         return f"{found}\nWithout noise nothing is guaranteed."
-    delta = fields["delta"]
-    planned = f"{stated_pair(fields['planned_epsilon'], delta)} for each device"
+    planned = f"{pair('planned_epsilon')} for each device"
     if fields["keeps_plan"]:
         found += f"\nThe plan was kept: {planned}."
     else:
@@ -523,13 +525,13 @@ def _statement(fields: dict[str, Any], by_wall_clock: bool) -> str:
     if "realised_epsilon" not in fields:
         return found
     found += (
-        f" The observed participations give {stated_pair(fields['realised_epsilon'], delta)}, by "
+        f" The observed participations give {pair('realised_epsilon')}, by "
         f"the smallest separation and the largest number of participations, {ONLY_IF}."
     )
     if not fields["keeps_plan"]:
         found += (
             " At worst, with the smaller separation and the larger number of participations of "
-            f"plan and observation: {stated_pair(fields['widened_epsilon'], delta)}, "
+            f"plan and observation: {pair('widened_epsilon')}, "
             f"{ONLY_IF}."
         )
     return found

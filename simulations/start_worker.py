@@ -24,7 +24,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from absl import flags
 
@@ -150,7 +149,9 @@ def _check_running(worker: "subprocess.Popen[bytes]") -> None:
 def _binary() -> pathlib.Path:
     """Returns the path of TFF's worker program, without importing TFF, which takes seconds."""
     command_line.check_extra("a worker")
-    package: Any = importlib.util.find_spec("tensorflow_federated")
+    package = importlib.util.find_spec("tensorflow_federated")
+    assert package is not None
+    assert package.origin is not None
     return pathlib.Path(package.origin).parent / "data" / "worker_binary"
 
 

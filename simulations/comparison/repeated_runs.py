@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import IO, Any
+from typing import IO
 
 from mf_aggregators import atomic_files, inputs
 from mf_aggregators.commands import command_line
@@ -131,7 +131,7 @@ class RepeatedRun:
         return self.root / f"{self.name}.json"
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         """The entries that a stored result must have to count as the result of this run."""
         return {
             "command": self.command,
@@ -329,9 +329,7 @@ def _read_result(run: RepeatedRun) -> FinishedRun:
     return finished
 
 
-def _finished(
-    result: Mapping[str, Any], seconds: float | None, directory: pathlib.Path
-) -> FinishedRun:
+def _finished(result: dict, seconds: float | None, directory: pathlib.Path) -> FinishedRun:
     """Returns a FinishedRun made of the JSON result that the training command printed."""
     accuracy = float(result["test_accuracy"])
     if not math.isfinite(accuracy):

@@ -39,7 +39,7 @@ _TRAIN_FILES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
 _TEST_FILE = "test_batch.bin"
 _RECORD_BYTES = 1 + 3 * 32 * 32
 # The papers print no learning rate of the server: the one here is our own.
-_DEFAULTS: Mapping[str, Any] = {
+_DEFAULTS: Mapping[str, object] = {
     **COMMON_DEFAULTS,
     **OF_SINGLE_IMAGES,
     "client_learning_rate": 1.0,

@@ -43,7 +43,7 @@ _TRAIN_FORMS, _HELDOUT_FORMS, _TEST_FORMS = slice(0, 11), slice(11, 12), slice(1
 NUM_PIXELS = 64
 NUM_CLASSES = 10
 # Defaults of run-digits for the flags of a training run.
-_COMMON: Mapping[str, Any] = {
+_COMMON: Mapping[str, object] = {
     **COMMON_DEFAULTS,
     "client_learning_rate": 0.5,
     "server_momentum": 0.0,
@@ -51,7 +51,7 @@ _COMMON: Mapping[str, Any] = {
     "evaluate_every": 10,
     "delta": 1e-4,
 }
-_GROUPS: Mapping[str, Any] = {
+_GROUPS: Mapping[str, object] = {
     **_COMMON,
     "num_rounds": 140,
     "clients_per_round": 10,
@@ -60,7 +60,7 @@ _GROUPS: Mapping[str, Any] = {
     "server_learning_rate": 2.0,
     "clip_norm": 0.3,
 }
-_SINGLE_EXAMPLES: Mapping[str, Any] = {
+_SINGLE_EXAMPLES: Mapping[str, object] = {
     **_COMMON,
     "num_rounds": 100,
     "clients_per_round": 50,
@@ -154,15 +154,15 @@ def _define_flags(values: flags.FlagValues) -> None:
     )
 
 
-def _defaults(values: flags.FlagValues) -> Mapping[str, Any]:
+def _defaults(values: flags.FlagValues) -> Mapping[str, object]:
     return _SINGLE_EXAMPLES if values["examples_per_client"].value == 1 else _GROUPS
 
 
-def _check_flags(options: Mapping[str, Any]) -> None:
+def _check_flags(options: Mapping[str, object]) -> None:
     numbers.positive_integer(options["examples_per_client"], "--examples_per_client")
 
 
-def _open_data(options: Mapping[str, Any]) -> ImageData:
+def _open_data(options: Mapping[str, object]) -> ImageData:
     read = functools.partial(clients, load(), options["examples_per_client"])
     return ImageData("scikit-learn's digits", read, keras_model, options)
 

@@ -40,7 +40,7 @@ NUM_TRAINING_IMAGES = 60_000
 _UNSIGNED_BYTES = 8
 # Defaults of run-fashion-mnist for the flags of a training run. Delta is the default of
 # run-cifar10.
-_COMMON: Mapping[str, Any] = {
+_COMMON: Mapping[str, object] = {
     **COMMON_DEFAULTS,
     "num_rounds": 60,
     "server_momentum": 0.9,
@@ -48,7 +48,7 @@ _COMMON: Mapping[str, Any] = {
     "evaluate_every": 15,
     "delta": 1e-5,
 }
-_SINGLE_IMAGES: Mapping[str, Any] = {
+_SINGLE_IMAGES: Mapping[str, object] = {
     **_COMMON,
     **OF_SINGLE_IMAGES,
     "clients_per_round": 100,
@@ -56,7 +56,7 @@ _SINGLE_IMAGES: Mapping[str, Any] = {
     "server_learning_rate": 0.2,
     "clip_norm": 1.0,
 }
-_GROUPS: Mapping[str, Any] = {
+_GROUPS: Mapping[str, object] = {
     **_COMMON,
     "clients_per_round": 50,
     "batch_size": 10,

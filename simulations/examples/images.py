@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from absl import flags
 
+from mf_aggregators import inputs
 from mf_aggregators.commands import command_line
 from mf_aggregators.commands.command_line import FlagGroup
 from mf_aggregators.kernel import numbers
@@ -22,6 +23,7 @@ from simulations.training.federated_task import (
     Images,
     TaskCommand,
     default_texts,
+    option,
     outcome_lines,
 )
 
@@ -40,14 +42,14 @@ _HELDOUT_SHARE = 0.2
 
 # Default flags that all image tasks share. The server's learning rate has no warm-up; each task
 # says how it falls at the end.
-COMMON_DEFAULTS: Mapping[str, Any] = {
+COMMON_DEFAULTS: Mapping[str, object] = {
     "client_optimizer": "sgd",
     "server_warmup": 0.0,
     "target_epsilon": 8.0,
     "max_bands": 64,
 }
 # Default flags if each client has one image: it takes one local step.
-OF_SINGLE_IMAGES: Mapping[str, Any] = {"batch_size": 1, "client_epochs": 1}
+OF_SINGLE_IMAGES: Mapping[str, object] = {"batch_size": 1, "client_epochs": 1}
 
 
 def dirichlet_split(
@@ -103,8 +105,8 @@ def task_command(
     size: int,
     read: Callable[[pathlib.Path | None], tuple[Images, Images]],
     keras_model: Callable[[], Any],
-    single_images: Mapping[str, Any],
-    groups: Mapping[str, Any],
+    single_images: Mapping[str, object],
+    groups: Mapping[str, object],
 ) -> TaskCommand:
     """Returns the command that trains on one image data set.
 
@@ -122,9 +124,9 @@ def task_command(
     """
     flag, meaning = directory_flag
 
-    def open_data(options: Mapping[str, Any]) -> ImageData:
-        directory = None if options[flag] is None else pathlib.Path(options[flag])
-        name, number = options[flag] or data_set, options["num_clients"]
+    def open_data(options: Mapping[str, object]) -> ImageData:
+        given, number = option(options, str, flag), option(options, int, "num_clients")
+        directory, name = None if given is None else pathlib.Path(given), given or data_set
 
         def clients() -> ClientImages:
             train, test = command_line.naming(flag)(read)(directory)
@@ -133,7 +135,8 @@ def task_command(
                 raise ValueError(f"{name} has one test image, and evaluations need at least two.")
             places: Sequence[np.ndarray] = list(np.arange(len(train))[:, np.newaxis])
             if number is not None:
-                concentration, seed = options["concentration"], options["split_seed"]
+                concentration = numbers.positive_number(options["concentration"], "--concentration")
+                seed = inputs.part(options["split_seed"], int)
                 places = dirichlet_split(train.labels, number, concentration, seed)
             digits, heldout = len(str(len(places))), max(1, round(_HELDOUT_SHARE * len(test)))
             of_clients = {f"{place:0{digits}}": own for place, own in enumerate(places)}
@@ -172,7 +175,7 @@ def _check_number(num_clients: int | None, num_images: int) -> None:
         )
 
 
-def check_flags(options: Mapping[str, Any], command: str) -> None:
+def check_flags(options: Mapping[str, object], command: str) -> None:
     """Checks the flags that say how the training images are divided among clients.
 
     Flags:
@@ -195,8 +198,7 @@ def check_flags(options: Mapping[str, Any], command: str) -> None:
             f"--concentration must be from {_SMALLEST_CONCENTRATION:g} to "
             f"{_LARGEST_CONCENTRATION:g}, found {concentration:g}."
         )
-    numbers.integer_at_least(options["split_seed"], 0, "--split_seed")
-    if options["split_seed"] > _LARGEST_SEED:
+    if numbers.integer_at_least(options["split_seed"], 0, "--split_seed") > _LARGEST_SEED:
         raise ValueError(f"--split_seed must be at most {_LARGEST_SEED}.")
     if options["num_clients"] is not None:
         numbers.positive_integer(options["num_clients"], "--num_clients")

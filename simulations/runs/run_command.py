@@ -19,11 +19,11 @@ import pathlib
 import secrets
 import sys
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from absl import flags
 
-from mf_aggregators import checkpoints, random_streams
+from mf_aggregators import checkpoints, inputs, random_streams
 from mf_aggregators.commands import command_line, stated_runs
 from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.kernel import numbers
@@ -47,6 +47,9 @@ from simulations.runs.run_directory import (
 from simulations.runs.run_plan import Run
 from simulations.training.federated_task import TaskCommand, TaskData
 from simulations.workers import worker_addresses
+
+if TYPE_CHECKING:
+    from simulations.runs.trainer import Outcome
 
 # The entry of config.json with the separation that was found for a run without --separation.
 _FOUND_SEPARATION = "found_separation"
@@ -135,7 +138,7 @@ def begin(
 
 
 def resume(
-    begun: Mapping[str, Any],
+    begun: Mapping[str, object],
     config: RunConfig,
     command: TaskCommand,
     directory: RunDirectory,
@@ -151,10 +154,12 @@ def resume(
       OSError: If the directory cannot be written.
     """
     directory.settle_factorization(begun)
-    old_flags = begun.get("flags", {})
+    old_flags = inputs.part(begun.get("flags", {}), dict)
     config = _with_noise_of(old_flags, config)
     if config.separation is None:
-        config = dataclasses.replace(config, separation=begun.get(_FOUND_SEPARATION))
+        config = dataclasses.replace(
+            config, separation=inputs.part(begun, dict).get(_FOUND_SEPARATION)
+        )
     _check_same_run(begun, config, directory, command)
     seed = begun.get("cohort_seed")
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
@@ -201,7 +206,7 @@ def resume(
     return _with_sampler(run)
 
 
-def extend(run: Run, command: TaskCommand, begun: Mapping[str, Any]) -> dict[str, Any]:
+def extend(run: Run, command: TaskCommand, begun: Mapping[str, object]) -> dict[str, object]:
     """Extends a run to more rounds by one write of its configuration, which it returns.
 
     The privacy statement on disk stays that of the smaller horizon until the run goes on, and is
@@ -377,7 +382,7 @@ def sampler_of(scheme: SamplingScheme, directory: RunDirectory, fixed_seed: int 
     return scheme.sampler(seed)
 
 
-def _with_noise_of(old: Mapping[str, Any], config: RunConfig) -> RunConfig:
+def _with_noise_of(old: Mapping[str, object], config: RunConfig) -> RunConfig:
     """Returns the configuration with the noise that the run began with, if its target is the same.
 
     Another version may compute a noise multiplier for this target that differs in the last digits.
@@ -393,13 +398,14 @@ def _with_noise_of(old: Mapping[str, Any], config: RunConfig) -> RunConfig:
     return config
 
 
-def _is_longer(old: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
+def _is_longer(old: Mapping[str, object], config: Mapping[str, object]) -> bool:
     """Whether the flags ask for more rounds than the run was begun with."""
-    return isinstance(old.get("num_rounds"), int) and config["num_rounds"] > old["num_rounds"]
+    before = old.get("num_rounds")
+    return isinstance(before, int) and inputs.part(config["num_rounds"], int) > before
 
 
 def _horizon_before(
-    old: Mapping[str, Any], config: RunConfig, data: TaskData, directory: RunDirectory
+    old: dict, config: RunConfig, data: TaskData, directory: RunDirectory
 ) -> Horizon:
     """Returns the horizon that a run was begun with, before it is extended."""
     before = dataclasses.replace(
@@ -417,12 +423,13 @@ def _released_rounds(directory: RunDirectory) -> int:
 
 
 def _with_changes(
-    begun: Mapping[str, Any], run: Run, command: TaskCommand
-) -> tuple[Mapping[str, Any], Run]:
+    begun: Mapping[str, object], run: Run, command: TaskCommand
+) -> tuple[Mapping[str, object], Run]:
     """Returns configuration and run, with the flag values of earlier rounds recorded."""
-    old, new, behaviour = begun["flags"], run.config.of_the_run(), run.behaviour
+    known = inputs.part(begun, dict)
+    old, new, behaviour = known["flags"], run.config.of_the_run(), run.behaviour
     changed = {name: old.get(name) for name in run_config.MAY_CHANGE if old.get(name) != new[name]}
-    changes = {**begun.get(run_directory.CHANGED, {})}
+    changes = {**known.get(run_directory.CHANGED, {})}
     if changed:
         released = _released_rounds(run.directory)
         # If a flag changes twice after the same round, the value before the first change is the one
@@ -441,7 +448,7 @@ def _with_changes(
 
 
 def _check_same_run(
-    begun: Mapping[str, Any], config: RunConfig, directory: RunDirectory, command: TaskCommand
+    begun: Mapping[str, object], config: RunConfig, directory: RunDirectory, command: TaskCommand
 ) -> None:
     if begun.get("command", command.name) != command.name:
         raise CommandError(
@@ -459,7 +466,7 @@ def _check_same_run(
             f"{directory.path} holds a run whose noise has format {noise_format}, and this version "
             f"makes {NOISE_FORMAT}: use the version that began it, or start a new run."
         )
-    old, new = dict(begun.get("flags", {})), config.of_the_run()
+    old, new = dict(inputs.part(begun.get("flags", {}), dict)), config.of_the_run()
     old |= {name: new[name] for name in run_config.MAY_CHANGE if name in old}
     if _is_longer(old, new):
         # An extended run may also change its rounds, most participations and target, but no other
@@ -483,7 +490,7 @@ def _save_matrix(run: Run, path: pathlib.Path) -> None:
     )
 
 
-def _keep_matrix(run: Run, begun: Mapping[str, Any] | None) -> None:
+def _keep_matrix(run: Run, begun: Mapping[str, object] | None) -> None:
     """Saves the factorization of a new run, and checks the saved one of a resumed run."""
     directory = run.directory
     if not directory.factorization.exists():
@@ -514,11 +521,11 @@ def _check_ledger(directory: RunDirectory) -> None:
         )
 
 
-def _description(run: Run, command: TaskCommand) -> dict[str, Any]:
+def _description(run: Run, command: TaskCommand) -> dict[str, object]:
     """Returns the contents of ``config.json`` for a new run."""
     kept, sampling = run.config.of_the_run(), run.mechanism.sampling
     policy = "noise: 128 secret bits from the operating system, held in checkpoints/ alone; "
-    config: dict[str, Any] = {}
+    config: dict[str, object] = {}
     if sampling is None:
         policy += "cohorts, devices, data order and initial weights: cohort_seed"
     else:
@@ -547,7 +554,7 @@ def _print_outcome(
     command: TaskCommand,
     directory: RunDirectory,
     statement: Statement,
-    outcome: Any,
+    outcome: "Outcome",
 ) -> None:
     rounds, guarantee, privacy = outcome.num_rounds, statement.stated, statement.to_dict()
     attacker = f"finds at most {guarantees.rates_in_brief(guarantee)}"

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from absl import flags
 
@@ -40,7 +39,7 @@ _NOISE = ("noise_multiplier", "target_epsilon", "target_rho")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RunConfig(Mapping[str, Any]):
+class RunConfig(Mapping[str, object]):
     """Every option of a run, with the defaults of its task filled in.
 
     It is a mapping of all options by name, the task's own included, as ``config.json`` has them;
@@ -216,14 +215,14 @@ class RunConfig(Mapping[str, Any]):
     signer: str | None = flag("Statement", None, is_of_the_run=False)
     other_runs: str | None = flag("Statement", None, is_of_the_run=False)
     output_dir: str | None = flag("Output", None, is_path=True, is_of_the_run=False)
-    others: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    others: Mapping[str, object] = dataclasses.field(default_factory=dict)
     max_bands: int
     saved: Mechanism | None = None
 
     def __post_init__(self) -> None:
         flag_fields.check(self, "--")
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> object:
         """Returns the value of an option of the run."""
         return getattr(self, name) if name in NAMES else self.others[name]
 
@@ -259,7 +258,7 @@ class RunConfig(Mapping[str, Any]):
         """The clip norm as a number, or the parameters of an adaptive one."""
         return self.adaptive_clip or float(self.clip_norm)
 
-    def of_the_run(self) -> dict[str, Any]:
+    def of_the_run(self) -> dict[str, object]:
         """Returns the options that config.json records, and that a resumed run is compared by."""
         return {name: value for name, value in self.items() if name not in NOT_OF_THE_RUN}
 
@@ -353,9 +352,7 @@ def of_flags(values: flags.FlagValues, command: TaskCommand) -> RunConfig:
       CommandError: If flags exclude each other, or one that needs a default has none.
       ValueError: If a flag is out of its range.
     """
-    given: dict[str, Any] = {
-        name: values[name].value for name in values if not name.startswith("flagfile")
-    }
+    given = {name: values[name].value for name in values if not name.startswith("flagfile")}
     saved = mechanism_flags.saved_mechanism(given["checkpoint"])
     if saved is not None:
         given |= _flags_of(saved, values)
@@ -370,19 +367,22 @@ def of_flags(values: flags.FlagValues, command: TaskCommand) -> RunConfig:
             given[name] = default
     given["clip_norm"] = _clip_norm(given["clip_norm"])
     own = {name: given.pop(name) for name in NAMES}
-    options = RunConfig(**own, others=given, max_bands=defaults["max_bands"], saved=saved)
+    options = RunConfig(
+        **own, others=given, max_bands=inputs.part(defaults["max_bands"], int), saved=saved
+    )
     command.check_flags(options)
     _check_together(options)
     _check_mechanism(options)
     _check_sampling(options)
     for name in ("public_data", "responsible", "model", "custody", "signer"):
-        inputs.check_words(options[name], name)
-    options = _with_noise_multiplier(options, defaults["target_epsilon"])
+        inputs.check_words(getattr(options, name), name)
+    default_epsilon = numbers.positive_number(defaults["target_epsilon"], "--target_epsilon")
+    options = _with_noise_multiplier(options, default_epsilon)
     _check_audit(options)
     return options
 
 
-def _flags_of(saved: Mechanism, values: flags.FlagValues) -> dict[str, Any]:
+def _flags_of(saved: Mechanism, values: flags.FlagValues) -> dict[str, object]:
     """Returns the flags that a saved Mechanism determines, without those that were given."""
     name, of_clients = f"--checkpoint={values.checkpoint}", saved.participation.run_flags()
     check_choice(
@@ -399,7 +399,7 @@ def _flags_of(saved: Mechanism, values: flags.FlagValues) -> dict[str, Any]:
             not values[each].present or values[each].value == own,
             f"--{each}={values[each].value} contradicts {name}, a Mechanism of --{each}={own}.",
         )
-    found: dict[str, Any] = {"num_rounds": saved.num_rounds, **of_clients}
+    found: dict[str, object] = {"num_rounds": saved.num_rounds, **of_clients}
     if not any(values[each].present for each in _NOISE):
         found["noise_multiplier"] = saved.noise_multiplier
     return {each: value for each, value in found.items() if not values[each].present}

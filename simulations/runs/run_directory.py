@@ -14,7 +14,6 @@ import shlex
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -97,7 +96,7 @@ class RunDirectory:
         self.factorization = self.path / "factorization"
         self.extended_factorization = self.path / "factorization.extended"
 
-    def settle_factorization(self, config: Mapping[str, Any]) -> None:
+    def settle_factorization(self, config: Mapping[str, object]) -> None:
         """Moves the factorization of a larger horizon into place once the configuration names it.
 
         An earlier process may have been killed at any step of this move. A checkpoint that the
@@ -242,7 +241,7 @@ class RunDirectory:
                 os.close(descriptor)
         raise RunDirectoryError(f"{self.path} cannot be created: choose another --output_dir.")
 
-    def read_config(self) -> dict[str, Any] | None:
+    def read_config(self) -> dict[str, object] | None:
         """Returns the configuration of the run that the directory holds, or None if it is new.
 
         Raises:
@@ -279,7 +278,7 @@ class RunDirectory:
             for entry in self.path.iterdir()
         )
 
-    def create(self, config: Mapping[str, Any], only_for_owner: bool = False) -> None:
+    def create(self, config: Mapping[str, object], only_for_owner: bool = False) -> None:
         """Creates the directory of a new run.
 
         Args:
@@ -315,19 +314,19 @@ class RunDirectory:
         np.savez(archive, names=np.array(names, np.str_), **arrays)
         atomic_files.write(self.final_model, archive.getbuffer())
 
-    def record(self, **entries: Any) -> None:
+    def record(self, **entries: object) -> None:
         """Adds entries to the run's file config.json."""
         config = self.read_config() or {}
         if {**config, **entries} != config:
             self.write_json(CONFIG_FILE, {**config, **entries})
 
-    def write_json(self, name: str, contents: Mapping[str, Any]) -> None:
+    def write_json(self, name: str, contents: Mapping[str, object]) -> None:
         """Writes a JSON file, whole or not at all."""
         text = json.dumps(contents, indent=2, allow_nan=False) + "\n"
         atomic_files.write(self.path / name, text)
 
 
-def _check_config(config: Any) -> None:
+def _check_config(config: object) -> None:
     """Raises ValueError if an entry of a configuration has the wrong form."""
     if not isinstance(config, dict):
         raise ValueError("it is not a JSON object")
@@ -352,12 +351,12 @@ class Horizon:
     released_rounds: int
     participation: Participation
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Returns the entry of ``config.json`` for the horizon."""
         return {**vars(self), "participation": self.participation.to_dict()}
 
 
-def horizons_of(begun: Mapping[str, Any], directory: RunDirectory) -> tuple[Horizon, ...]:
+def horizons_of(begun: Mapping[str, object], directory: RunDirectory) -> tuple[Horizon, ...]:
     """Returns the earlier horizons of an extended run from its ``config.json``.
 
     Raises:
@@ -370,7 +369,7 @@ def horizons_of(begun: Mapping[str, Any], directory: RunDirectory) -> tuple[Hori
                 int(horizon["released_rounds"]),
                 Participation.from_dict(horizon["participation"]),
             )
-            for horizon in begun.get(EXTENDS, ())
+            for horizon in inputs.part(begun.get(EXTENDS, []), list)
         )
     except (KeyError, OverflowError, TypeError, ValueError) as error:
         raise RunDirectoryError(
@@ -380,7 +379,7 @@ def horizons_of(begun: Mapping[str, Any], directory: RunDirectory) -> tuple[Hori
 
 
 def check_same_flags(
-    old: Mapping[str, Any], new: Mapping[str, Any], directory: pathlib.Path
+    old: Mapping[str, object], new: Mapping[str, object], directory: pathlib.Path
 ) -> None:
     """Raises an error if a run is resumed with other flags than it began with.
 
@@ -404,7 +403,7 @@ def check_same_flags(
     )
 
 
-def _as_flag(name: str, value: Any) -> str:
+def _as_flag(name: str, value: object) -> str:
     """Returns a flag and its value as a word of a shell command."""
     if isinstance(value, bool):
         return f"--{name}" if value else f"--no{name}"
@@ -438,14 +437,16 @@ def check_alike(directories: Iterable[pathlib.Path], *, with_further_runs: bool 
         first, *others = [item for item in kept.items() if item[1] is not None] or [("", None)]
         for name, value in others:
             if value != first[1]:
-                more = f" ({_difference(first[1], value)})" if isinstance(value, dict) else ""
+                more, known = "", first[1]
+                if isinstance(known, dict) and isinstance(value, dict):
+                    more = f" ({_difference(known, value)})"
                 raise CommandError(
                     f"{first[0]} and {name} are of different {what}{more}: they cannot be "
                     "compared. Choose another --output_dir, or delete the older runs and results."
                 )
 
 
-def _difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+def _difference(one: Mapping[str, object], other: Mapping[str, object]) -> str:
     return ", ".join(
         f"{package} {one.get(package)} and {other.get(package)}"
         for package in sorted({*one, *other})
@@ -453,7 +454,7 @@ def _difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     )
 
 
-def _kept(path: pathlib.Path, name: str) -> Any:
+def _kept(path: pathlib.Path, name: str) -> object:
     """Returns one entry of a JSON file; None if the file is missing or unreadable."""
     try:
         contents = inputs.parsed_json(path.read_text(encoding="utf-8"))

@@ -23,7 +23,6 @@ import math
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -253,7 +252,7 @@ def plan(
     *,
     seed: int = 0,
     behaviour: DeviceBehaviour | None = None,
-    begun: Mapping[str, Any] | None = None,
+    begun: Mapping[str, object] | None = None,
     horizons: tuple[Horizon, ...] = (),
 ) -> Run:
     """Plans a training run, with its mechanism, and writes nothing.
@@ -295,7 +294,7 @@ def plan(
             "rounds of the scheme. Start a new run."
         )
     else:
-        known_noise = (begun or {}).get("noise_multiplier")
+        known_noise = inputs.part(begun or {}, dict).get("noise_multiplier")
         mechanism = _of_sampling(config, data, own, workload, known_noise)
     if begun is None and config.saved is not None:
         assert config.checkpoint is not None
@@ -500,7 +499,7 @@ def _of_timers(
     data: TaskData,
     own: Factorization | None,
     workload: Workload,
-    begun: Mapping[str, Any],
+    begun: Mapping[str, object],
     horizons: Sequence[Horizon],
 ) -> Mechanism:
     num_rounds, participation = config.num_rounds, participation_of(config, data)
@@ -519,7 +518,7 @@ def _extended(
     participation: MinSeparation,
     factorization: Factorization,
     workload: Workload,
-    begun: Mapping[str, Any],
+    begun: Mapping[str, object],
     horizons: Sequence[Horizon],
 ) -> Mechanism:
     """Returns the mechanism of an extended run; its matrix may be that of fewer rounds."""
@@ -552,14 +551,14 @@ def _extended(
                 workload=None if is_known else workload,
                 num_parameters=size + _num_beside_updates(config),
                 largest_cohort=config.cohort if config.secure_aggregation else None,
-                storage=begun.get("noise_storage", config.noise_storage),
+                storage=inputs.part(begun, dict).get("noise_storage", config.noise_storage),
                 factorization=factorization.at_horizon(num_rounds) if is_known else None,
             )
         except ExtensionError as error:
             raise CommandError(f"--num_rounds={num_rounds}: {error}") from error
     planned = guarantees.of_noise(mechanism.noise_multiplier / config.simulated_share, config.delta)
     for name, found in (("rho", planned.rho), ("epsilon", planned.epsilon)):
-        target = config[f"target_{name}"]
+        target = getattr(config, f"target_{name}")
         check_choice(
             target is None or found <= target,
             f"the noise of the run, which an extension does not change, gives {config.num_rounds} "

@@ -23,7 +23,7 @@ import pathlib
 import re
 import types
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import matplotlib.figure
 import numpy as np
@@ -50,7 +50,7 @@ _LOGGER = logging.getLogger(__name__)
 _POINTS = 100
 
 # A row of metrics.csv: text, as csv.DictReader gives it, or numbers.
-Row: TypeAlias = Mapping[str, Any]
+Row: TypeAlias = Mapping[str, str | float]
 
 _PANELS_OF_A_ROW = 2
 _INCHES_OF_A_PANEL = (5.2, 2.6)
@@ -194,7 +194,7 @@ def observed(run: Run, ledger: ParticipationLedger) -> Observed:
     return found
 
 
-def _config(run: Run) -> dict[str, Any]:
+def _config(run: Run) -> dict[str, object]:
     """Returns the part of ``config.json`` that privacy statements are made from."""
     return {"flags": run.config.of_the_run(), "versions": run_directory.versions()}
 
@@ -336,7 +336,7 @@ class MetricsLog:
           MetricsNotWrittenError: If the row cannot be written. No part of it is left.
           ValueError: If a value is of no column.
         """
-        row: dict[str, Any] = {"round": round_number}
+        row: dict[str, object] = {"round": round_number}
         for name, value in values.items():
             row[name] = value if math.isfinite(value) else ""
         if unknown := set(row) - set(self._columns):
@@ -350,7 +350,7 @@ class MetricsLog:
                 "full), and run the same command again: it continues after this round."
             ) from error
 
-    def _line(self, row: Mapping[str, Any]) -> str:
+    def _line(self, row: Mapping[str, object]) -> str:
         line = io.StringIO(newline="")
         writer = csv.DictWriter(line, self._columns, restval="", extrasaction="ignore")
         writer.writerow(row)
@@ -474,10 +474,10 @@ def _column(rows: Sequence[Row], name: str) -> np.ndarray:
       (len(rows),) float64, NaN where a row has no such cell, an empty one, or one that is no
       finite number.
     """
-    return np.array([_number(row.get(name)) for row in rows], dtype=np.float64)
+    return np.array([_number(row.get(name, "")) for row in rows], dtype=np.float64)
 
 
-def _number(cell: Any) -> float:
+def _number(cell: str | float) -> float:
     try:
         number = float(cell)
     except (TypeError, ValueError):
@@ -519,7 +519,7 @@ def scientific(number: float) -> str:
 
 def panels(
     number: int, inches: tuple[float, float | Sequence[str]]
-) -> tuple[matplotlib.figure.Figure, list[Any]]:
+) -> tuple[matplotlib.figure.Figure, list[matplotlib.axes.Axes]]:
     """Returns a figure and its panels; the last panel fills the rest of its row.
 
     Args:

@@ -72,7 +72,7 @@ class Outcome:
     untrained_accuracy: float
     initial_model: str
     num_parameters: int
-    facts: Mapping[str, Any]
+    facts: Mapping[str, object]
     audit: RunAudit | None
 
 
@@ -254,12 +254,12 @@ def noise_storage_of(run: Run, num_parameters: int) -> str:
     asked, directory = run.config.noise_storage, run.directory
     if asked != NoiseStorage.AUTO.value or run.mechanism.noise_multiplier == 0.0:
         return asked
-    chosen: str | None = (directory.read_config() or {}).get("noise_storage")
+    chosen = (directory.read_config() or {}).get("noise_storage")
     if chosen is None:
         recursion = run.mechanism.factorization.noise_recursion()
         chosen = places.NoiseCost.of_run([recursion], num_parameters).storage.value
         directory.record(noise_storage=chosen)
-    return chosen
+    return str(chosen)
 
 
 def _check_metrics(process: tff.learning.templates.LearningProcess, accuracy: str) -> None:

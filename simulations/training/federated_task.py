@@ -11,13 +11,16 @@ import dataclasses
 import functools
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from absl import flags
 
+from mf_aggregators import inputs
+
 HELDOUT, TEST = "heldout", "test"
 ACCURACY = "accuracy"
+_Option = TypeVar("_Option")
 
 
 def sha256_of(arrays: Iterable[np.ndarray]) -> str:
@@ -53,7 +56,7 @@ class FederatedTask:
     initial_weights: tuple[np.ndarray, ...]
     evaluate: Callable[[Sequence[np.ndarray], str], Mapping[str, float]]
     accuracy: str
-    facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    facts: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
     @property
     def num_parameters(self) -> int:
@@ -103,18 +106,27 @@ class TaskCommand:
     name: str
     description: str
     define_flags: Callable[[flags.FlagValues], None]
-    defaults: Callable[[flags.FlagValues], Mapping[str, Any]]
+    defaults: Callable[[flags.FlagValues], Mapping[str, object]]
     default_texts: Mapping[str, str]
-    check_flags: Callable[[Mapping[str, Any]], None]
-    open_data: Callable[[Mapping[str, Any]], TaskData]
-    outcome_lines: Callable[[Mapping[str, Any]], Sequence[tuple[str, str]]]
+    check_flags: Callable[[Mapping[str, object]], None]
+    open_data: Callable[[Mapping[str, object]], TaskData]
+    outcome_lines: Callable[[Mapping[str, object]], Sequence[tuple[str, str]]]
+
+
+def option(options: Mapping[str, object], kind: type[_Option], name: str) -> _Option | None:
+    """Returns the value of an option, after a check of its type; None if it is not given.
+
+    Raises:
+      TypeError: If it has another type.
+    """
+    return None if options[name] is None else inputs.part(options[name], kind)
 
 
 def default_texts(
-    defaults: Mapping[str, Any],
-    others: Mapping[str, Any],
+    defaults: Mapping[str, object],
+    others: Mapping[str, object],
     condition: str,
-    text: Callable[[Any], str] = str,
+    text: Callable[[object], str] = str,
 ) -> dict[str, str]:
     """Returns help texts on flags' defaults, and on other defaults under a condition."""
     texts = {}
@@ -194,7 +206,7 @@ class ImageData:
     name: str
     read: Callable[[], ClientImages]
     keras_model: Callable[[], Any]
-    options: Mapping[str, Any]
+    options: Mapping[str, object]
     known_clients: int | None = None
 
     @functools.cached_property
@@ -222,7 +234,9 @@ class ImageData:
         Args:
           seed: Seed for the initial weights and the order of a client's images in a round.
         """
-        batch_size, epochs = self.options["batch_size"], self.options["client_epochs"]
+        batch_size, epochs = (
+            inputs.part(self.options[name], int) for name in ("batch_size", "client_epochs")
+        )
         return image_task(self.images, self.keras_model, batch_size, epochs, seed)
 
 
@@ -251,7 +265,7 @@ def image_task(
 
     from simulations.training.training_parts import batches, keras_evaluation, sample_order
 
-    def trained_by() -> dict[str, Any]:
+    def trained_by() -> dict[str, object]:
         return {
             "loss": tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             "metrics": [tf.keras.metrics.SparseCategoricalAccuracy(name=ACCURACY)],
@@ -299,12 +313,12 @@ def image_task(
     )
 
 
-def outcome_lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+def outcome_lines(facts: Mapping[str, object]) -> list[tuple[str, str]]:
     """Returns lines about the images for a run's result, from the facts of :func:`image_task`."""
     return [
         ("training images", f"{facts['num_examples']:,}"),
         (
             f"always {facts['most_frequent_class']}",
-            f"{100 * facts['most_frequent_class_accuracy']:.2f} %",
+            f"{100 * inputs.part(facts['most_frequent_class_accuracy'], float):.2f} %",
         ),
     ]

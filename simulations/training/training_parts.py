@@ -201,7 +201,7 @@ def aggregator(
     zeroing_norm: float | None = None,
     measure: bool = True,
     metrics: PrivateMetrics | None = None,
-    **others: Any,
+    **others: object,
 ) -> tff.aggregators.UnweightedAggregationFactory:
     """Returns ``mf_aggregators.mf_dp_aggregator`` with zeroing of large updates and measurements.
 
@@ -257,7 +257,7 @@ def aggregator(
         clip_norm=clip_norm,
         clients_per_round=clients_per_round,
         metrics=metrics,
-        **others,
+        **others,  # type: ignore[arg-type]  # Its own options, which it checks.
     )
     if metrics is not None:
         return tff.aggregators.add_measurements(process, server_measurement_fn=_released_norm)

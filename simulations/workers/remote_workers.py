@@ -29,7 +29,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc  # type: ignore[import-untyped]
 import tensorflow as tf
@@ -52,6 +52,7 @@ _CHANNEL_OPTIONS = (
     # connection.
     ("grpc.use_local_subchannel_pool", 1),
 )
+_Client = TypeVar("_Client")
 _SECONDS_FOR_CLEANING_UP = 5.0
 # How often a waiting call looks for an error or a stop elsewhere; a result ends it at once.
 _SECONDS_BETWEEN_LOOKS = 0.2
@@ -168,7 +169,7 @@ def _is_placed(kind: Any, placement: Any) -> bool:
     return isinstance(kind, tff.FederatedType) and kind.placement is placement
 
 
-def _shares(clients: list[Any], most: int) -> list[list[Any]]:
+def _shares(clients: list[_Client], most: int) -> list[list[_Client]]:
     """Divides clients, in their order, into a number of shares or fewer; no share is empty.
 
     Without any clients there is one empty share, whose sum is zero.

@@ -188,7 +188,7 @@ def test_sampled_images_at_the_papers_size_have_momentum_but_for_dp_sgd(
         if configuration.kind != configurations.MULTI_EPOCH_FIXED_ORDER:
             assert options["sampling"] == "poisson"
             # Errors are equal here, and so is how far a gradient moves the model in the end.
-            moved = options["server_learning_rate"] / (1.0 - options["server_momentum"])
+            moved = options.server_learning_rate / (1.0 - options.server_momentum)
             assert moved == pytest.approx(2.0)
 
 

@@ -94,7 +94,7 @@ def test_printed_commands_run(
         assert scheme == mechanism.sampling
     else:
         schema = mfa.participation.MinSeparation(
-            options["separation"], options["max_participations"]
+            options.separation or 0, options.max_participations
         )
         assert schema == mechanism.noise_reference
 

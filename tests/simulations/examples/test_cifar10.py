@@ -23,9 +23,9 @@ def _options(*arguments: str) -> RunConfig:
 def test_the_defaults_are_20_epochs_in_batches_of_500() -> None:
     options = _options()
     images = cifar10.COMMAND.open_data(options).num_clients
-    assert options["num_rounds"] * options["clients_per_round"] == 20 * images
+    assert options.num_rounds * options.clients_per_round == 20 * images
     # The last 500 of the 2,000 rounds.
-    assert options["server_cooldown"] * options["num_rounds"] == 500
+    assert options.server_cooldown * options.num_rounds == 500
 
 
 _call = functools.partial(console_commands.call, "run-cifar10")

@@ -89,8 +89,8 @@ def test_few_clients_that_stand_for_many_earn_the_weaker_guarantee() -> None:
     assert plan.config.cohort == 5
     statement = run_reports.planned(plan)
     # A quarter of the clients, a quarter of the noise in their sum.
-    multiplier = mfa.accounting.noise_multiplier(4.0, plan.config["delta"])
-    expected = mfa.accounting.epsilon(multiplier / 4, plan.config["delta"])
+    multiplier = mfa.accounting.noise_multiplier(4.0, plan.config.delta)
+    expected = mfa.accounting.epsilon(multiplier / 4, plan.config.delta)
     assert statement.stated.epsilon == pytest.approx(expected, rel=1e-9)
     document, text = _document(*arguments)
     assert document["facts"]["clients_per_round"]["value"] == "5"
