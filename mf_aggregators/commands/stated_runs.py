@@ -717,7 +717,7 @@ class RunFlags:
         if (stddev := given.get("clipped_count_stddev")) is not None:
             # With fewer simulated clients, the count gets less noise, so that the fraction has the
             # same.
-            share = self.cohort() / inputs.part(flags, int, "clients_per_round")
+            share = self.cohort() / inputs.part(flags["clients_per_round"], int)
             given["clipped_count_stddev"] = share * numbers.number(stddev, "clip_count_stddev")
         return AdaptiveClip(**given)  # type: ignore[arg-type]  # The class checks them.
 
