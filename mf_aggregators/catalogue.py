@@ -88,8 +88,12 @@ _OPTIONS: Mapping[str, _Option] = {
         "for banded, or 1e-3 with --error=max; 1e-6 for optimal, or if clients return 5e-6, with "
         "--error=max 1e-3.",
     ),
-    "num_diagonals": _Option(int, "The number h of diagonals that are kept exactly. Required."),
-    "rank": _Option(int, "The rank r of the approximation of all other entries. Required."),
+    "num_diagonals": _Option(
+        int, "The number h of diagonals that are kept exactly. It must be given."
+    ),
+    "rank": _Option(
+        int, "The rank r of the approximation of all other entries. The mechanism requires it."
+    ),
     "base_checkpoint": _Option(
         "checkpoint", "The factorization to approximate. Default: optimal, which is computed first."
     ),

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dp_accounting import dp_event
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-from mf_aggregators import accounting, checkpoints, inputs
+from mf_aggregators import accounting, checkpoints
 from mf_aggregators import participation as participations
 from mf_aggregators.checkpoints import CheckpointError
 from mf_aggregators.factorizations import ExtensionError, Factorization
@@ -634,11 +634,12 @@ class Mechanism:
         """
         mechanism: Mechanism | None = None
         try:
-            horizons, stated = inputs.part(description["horizons"], list), description.get("sigma")
+            horizons, stated = description["horizons"], description.get("sigma")
             sigma = None if stated is None else numbers.non_negative_number(stated, "sigma")
-            for each in horizons:
-                horizon = inputs.part(each, dict)
-                described = inputs.part(horizon, dict, "participation")
+            if not isinstance(horizons, list):
+                raise TypeError("its horizons are not a list")
+            for horizon in horizons:
+                described = horizon["participation"]
                 is_schema = "schema" in described
                 read = Participation.from_dict if is_schema else SamplingScheme.from_dict
                 taking_part = read(described)
@@ -888,7 +889,8 @@ def load(directory: str | os.PathLike[str]) -> Mechanism:
     factorization, described, path = checkpoints.load_with_mechanism(directory)
     try:
         found = Mechanism.from_dict(described, factorization)
-        horizons = inputs.part(described, list, "horizons")
+        horizons = described["horizons"]
+        assert isinstance(horizons, list)
         for each, horizon in zip(found.horizons, horizons, strict=True):
             if "epsilon" in horizon and (each.sampling is None or each.sampling.has_groups):
                 proved, stated = each.guarantee(horizon["delta"]), horizon["epsilon"]

@@ -229,7 +229,7 @@ def test_without_a_home_nothing_is_kept_and_all_goes_on(tmp_path: pathlib.Path) 
     ended = console_commands.call("mf-plan", *_PLAN)
     assert ended.status == 0, ended
     assert ended.errors.count("warning") == 1
-    assert "without being cached (there is no home directory)" in ended.errors
+    assert "not cached (there is no home directory)" in ended.errors
     assert "are cached in" not in ended.errors
     # Clients that draw for themselves have a certificate, which is kept where there is a place.
     console_commands.call("mf-plan", *_PLAN, "--sampling=balls_in_bins").done()
@@ -257,7 +257,7 @@ def test_a_home_that_is_read_only_is_said_once(
     ended = console_commands.call("mf-plan", *_PLAN, *flag)
     assert ended.status == 0, ended
     (warning,) = re.findall("warning: .*", ended.errors)
-    assert re.search(r"without being cached \(/proc/zz.* cannot be written: ", warning)
+    assert re.search(r"not cached \(/proc/zz.* cannot be written: ", warning)
     assert "are cached in" not in ended.errors
 
 

@@ -269,8 +269,8 @@ def load_with_description(
     description_path, arrays_path = path / _DESCRIPTION_FILE, path / _ARRAYS_FILE
     more = " A checkpoint is a directory made by mf-factorize or mf_aggregators.checkpoints.save."
     with _reading(description_path, more):
-        description = _parsed(description_path.read_text(encoding="utf-8"))
-        _check_version(description_path, inputs.part(description["format_version"], int))
+        description = json.loads(description_path.read_text(encoding="utf-8"))  # noqa: TID251
+        _check_version(description_path, description["format_version"])
         stated_hash = description["arrays_sha256"]
     with _reading(arrays_path):
         contents = arrays_path.read_bytes()
@@ -282,26 +282,26 @@ def load_with_description(
         archived = archived_arrays(io.BytesIO(contents))
         arrays = {name: np.asarray(array, np.float64) for name, array in archived.items()}
     with _reading(description_path):
-        parameters, errors = description["parameters"], inputs.part(description, dict, "errors")
+        parameters, errors = description["parameters"], description["errors"]
         if not isinstance(parameters, dict):
             raise ValueError("its parameters are not a JSON object")
         if not isinstance(errors["workload"], dict):
             raise ValueError("its workload is not a JSON object")
         stated = description["optimised_for"]
-        name = inputs.part(description, str, "mechanism")
+        name = str(description["mechanism"])
         if name not in catalogue.ENTRIES:
             # Earlier versions let other packages name mechanisms; the parameters name their
             # structure.
             name = str(parameters.get("structure", name))
         entry = catalogue.ENTRIES.get(name) or catalogue.entry(name)
         factorization = entry.factorization.from_arrays(
-            inputs.part(description, int, "num_rounds"),
+            description["num_rounds"],
             arrays,
-            participation=None if stated is None else _schema_from(stated),
+            participation=None if stated is None else Participation.from_dict(stated),
             optimality_gap=description["optimality_gap"],
             parameters=parameters,
         )
-        schema = _schema_from(errors["participation"])
+        schema = Participation.from_dict(errors["participation"])
         stated_sensitivity = float(errors["sensitivity"])
         is_older = _is_older(description)
     _check_sensitivity(description_path, stated_sensitivity, factorization, schema, is_older)
@@ -342,21 +342,24 @@ def load_with_mechanism(
         )
     with _reading(path, " A run writes it after its first round." if is_of_run else ""):
         text = path.read_text(encoding="utf-8")
-        contents = _parsed(text)
+        contents = json.loads(text)  # noqa: TID251
         if is_of_run:
             described = _described_by_statement(contents)
             _check_statement(path, contents, factorization)
             _check_configuration(path.with_name(CONFIG_FILE), contents, description)
         else:
-            beside = inputs.part(description.get("beside_sha256") or {}, dict)
-            stated = beside.get(MECHANISM_FILE)
+            beside = description.get("beside_sha256")
+            stated = beside.get(MECHANISM_FILE) if isinstance(beside, dict) else None
             if hashlib.sha256(text.encode("utf-8")).hexdigest() != stated:
                 raise ValueError("it was altered, or belongs to another checkpoint")
-            _check_version(path, inputs.part(contents["format_version"], int))
-            horizons, sigma = inputs.part(contents["horizons"], list), contents.get("sigma")
-            if sigma is None:
+            _check_version(path, contents["format_version"])
+            horizons, sigma, errors = (
+                contents["horizons"],
+                contents.get("sigma"),
+                description["errors"],
+            )
+            if sigma is None and isinstance(errors, dict):
                 # Version 2.0.0 drew noise by the sensitivity that it states.
-                errors = inputs.part(description["errors"], dict)
                 sigma = float(horizons[-1]["noise_multiplier"]) * float(errors["sensitivity"])
             described = {"horizons": horizons, "sigma": sigma}
     return factorization, described, path

@@ -57,7 +57,7 @@ class ExtensionError(Error, ValueError):
       ... except mfa.factorizations.ExtensionError as error:
       ...     print(error)
       this optimal factorization for 8 rounds cannot be extended to 16: all rows are optimised
-      together, so more rounds have other first rows.
+      together: more rounds change the first rows.
     """
 
 

@@ -184,7 +184,7 @@ def test_roundings_that_would_take_too_much_name_the_rounds_that_are_possible() 
         mfa.factorizations.tree_aggregation(20), mfa.participation.SingleParticipation(), 1.0
     )
     # 2^40 numbers are all that is accounted for.
-    with refuses("2^40", "at most 64 rounds are possible", error=ExtensionError):
+    with refuses("2^40", "at most about 64 rounds are possible", error=ExtensionError):
         first.extended(127, num_parameters=2**34)
     assert first.extended(64, num_parameters=2**34).num_rounds == 64
 

@@ -31,7 +31,7 @@ def test_fresh_seeds_differ_and_are_long() -> None:
 def test_what_holds_no_seed_is_refused(tmp_path: pathlib.Path, text: str) -> None:
     file = tmp_path / "seed.json"
     file.write_text(text)
-    with pytest.raises(ValueError, match=r"seed\.json holds"):
+    with pytest.raises(ValueError, match=r"seed\.json has"):
         random_streams.load_seed(file)
     with pytest.raises(ValueError, match="cannot be read"):
         random_streams.load_seed(tmp_path / "nowhere.json")

@@ -93,7 +93,7 @@ _call = functools.partial(console_commands.call, "run-digits")
         (["--custody=\u202eabc"], "--custody must be a text of one line"),
         (["--workers=a:0"], "--workers: the worker address 'a:0'"),
         (["--other_runs=text.txt"], "--other_runs=text.txt is neither"),
-        (["--largest_loss=1"], "--largest_loss belongs to --private_metrics"),
+        (["--largest_loss=1"], "--largest_loss needs --private_metrics"),
     ],
 )
 def test_bad_input_is_one_line_before_anything_is_written(
