@@ -10,17 +10,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from absl import flags
 
-from mf_aggregators import (
-    checkpoints,
-    factorizations,
-    inputs,
-    lower_bounds,
-    random_streams,
-    workloads,
-)
+from mf_aggregators import checkpoints, factorizations, lower_bounds, random_streams, workloads
 from mf_aggregators.commands import mechanism_flags, stated_runs
 from mf_aggregators.commands.command_line import CommandError, check_choice, naming
 from mf_aggregators.factorizations import Errors, Factorization
+from mf_aggregators.inputs import part
 from mf_aggregators.kernel.claim import ONLY_IF, Guarantee
 from mf_aggregators.kernel.ledger import NO_COUNTS
 from mf_aggregators.kernel.numbers import FloatArray, counted, stated_pair
@@ -69,7 +63,7 @@ class _Subject:
     def read(cls, values: flags.FlagValues) -> "_Subject":
         """Reads the checkpoint that the flags name."""
         factorization, description = checkpoints.load_with_description(values.checkpoint)
-        made_for = inputs.part(description, dict, "errors")
+        made_for = part(description, dict, "errors")
         given = mechanism_flags.workload_description(values) or made_for["workload"]
         workload = workloads.Workload.described(given, factorization.num_rounds)
         schema = mechanism_flags.participation(values)

@@ -26,6 +26,7 @@ from mf_aggregators.kernel.claim import Guarantee
 from mf_aggregators.kernel.composition import EpsilonDeltaDpEvent
 from mf_aggregators.kernel.ledger import ObservedParticipation
 from mf_aggregators.mechanism import Mechanism
+from mf_aggregators.noise.places import SumsEvidence
 from mf_aggregators.observed import Observed
 from mf_aggregators.participation import SamplingScheme
 from mf_aggregators.participation.certificate_search import Certification
@@ -363,9 +364,7 @@ def _hash(path: pathlib.Path, key: bytes | None = None) -> str:
             f"{each.name} {_hash(each)}\n" for each in sorted(path.iterdir()) if _is_kept(each)
         )
         return hashlib.sha256("".join(files).encode()).hexdigest()
-    h: hashlib._Hash | hmac.HMAC = (
-        hashlib.sha256() if key is None else hmac.new(key, None, "sha256")
-    )
+    h: hashlib._Hash | hmac.HMAC = hashlib.sha256() if key is None else hmac.new(key, b"", "sha256")
     with path.open("rb") as file:
         while piece := file.read(_BYTES_AT_ONCE):
             h.update(piece)
@@ -525,7 +524,7 @@ def with_evidence(
     folder: pathlib.Path,
     of_run: Mechanism,
     others: Others | None,
-    recorded: Document | None = None,
+    recorded: SumsEvidence | None = None,
 ) -> Statement:
     """Adds other runs, and the hashes of the run's files, to a statement.
 
@@ -560,8 +559,7 @@ def with_evidence(
         with contextlib.suppress(ValueError):
             recorded = Evidence.recorded(of_run, folder / _NOISE)
     counts = "the command that trains"
-    # The class checks them.
-    made_from = Evidence(*found, ledger=ledgers.FILE_OF_RUN, counts=counts, **recorded or {})  # type: ignore[arg-type]
+    made_from = Evidence(*found, ledger=ledgers.FILE_OF_RUN, counts=counts, **recorded or {})
     return dataclasses.replace(statement, evidence=made_from)
 
 
@@ -616,7 +614,7 @@ def made_again(folder: pathlib.Path, document: Document) -> tuple[Statement, lis
         text = ",".join(str(folder / name) for name in names)
         others = Others.named(text, folder, statement.plan.delta, folder / _SEED_FILE)
     noise = inputs.part(document, dict, "noise")
-    sums = {"num_sums": noise["recorded_sums"], "record_sha256": noise["record_sha256"]}
+    sums = SumsEvidence(num_sums=noise["recorded_sums"], record_sha256=noise["record_sha256"])
     return with_evidence(statement, folder, of_run, others, sums), contradictions
 
 
@@ -636,16 +634,14 @@ def _is_refused(rule: StoppingRule | None, config: Document, observed: Observed)
     return not rule.allows(ObservedParticipation.of(with_it, rounds))
 
 
-def _audit_of(
-    folder: pathlib.Path, config: Document, observed: Observed, plan: Guarantee
-) -> RunAudit:
-    flags, of_run = inputs.part(config, dict, "flags"), observed.mechanism
+def _audit_of(folder: pathlib.Path, config: Document, seen: Observed, plan: Guarantee) -> RunAudit:
+    flags, of_run = inputs.part(config, dict, "flags"), seen.mechanism
     seed, size = (inputs.part(config, int, name) for name in ("cohort_seed", "num_parameters"))
     canaries = Canaries.drawn(seed, flags["audit_canaries"], size, of_run.num_rounds)
     return canaries.audit(
         folder / _AUDIT,
         of_run,
-        num_rounds=observed.participation.num_rounds,
+        num_rounds=seen.participation.num_rounds,
         contribution=float(flags["clip_norm"]) / RunFlags(flags).cohort(),
         delta=plan.delta,
         epsilon=plan.epsilon,
@@ -752,11 +748,7 @@ class RunFlags:
 
 
 def _facts(
-    config: Document,
-    of_run: Mechanism,
-    population: int,
-    told: Document,
-    num_alike_names: int,
+    config: Document, of_run: Mechanism, population: int, told: Document, num_alike_names: int
 ) -> RunFacts:
     """The facts of a run from its configuration and mechanism, and the facts that people state."""
     flags, scheme = inputs.part(config, dict, "flags"), of_run.sampling

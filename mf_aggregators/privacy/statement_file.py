@@ -11,7 +11,7 @@ import pathlib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from mf_aggregators import inputs
 from mf_aggregators.kernel.claim import Guarantee
@@ -21,7 +21,6 @@ from mf_aggregators.kernel.numbers import Error, rounded_down, rounded_up
 if TYPE_CHECKING:
     import jinja2
 
-_Finalize: TypeAlias = Callable[[object], object] | None
 # The number of the document's format, which is raised when older programs cannot read a change.
 FORMAT = 3
 # The text for a fact that is not stated.
@@ -253,12 +252,12 @@ def problems(value: object, rule: object = None, name: str = "the statement") ->
 
 
 @functools.cache
-def template(path: pathlib.Path, finalize: _Finalize = None) -> "jinja2.Template":
+def template(path: pathlib.Path, finalize: Callable[[object], object] = str) -> "jinja2.Template":
     """Returns a jinja2 template for plain text, which raises an error for unknown names.
 
     Args:
       path: Its file.
-      finalize: Converts each value before it is printed; None for no conversion.
+      finalize: Converts each value before it is printed.
     """
     # Imported here, because mechanisms do not need templates.
     import jinja2
@@ -277,9 +276,8 @@ def template(path: pathlib.Path, finalize: _Finalize = None) -> "jinja2.Template
 
 
 @functools.cache
-def _schema() -> dict[str, object]:
-    text = (_FOLDER / "statement.schema.json").read_text("utf-8")
-    return inputs.part(inputs.parsed_json(text), dict)
+def _schema() -> object:
+    return inputs.parsed_json((_FOLDER / "statement.schema.json").read_text("utf-8"))
 
 
 def _said(value: object) -> str:
