@@ -23,7 +23,7 @@ import abc
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import scipy.linalg
@@ -54,14 +54,12 @@ from mf_aggregators.kernel.rows import (
     WindowNoise,
 )
 from mf_aggregators.kernel.sensitivity import Sensitivity, pattern_sum
-from mf_aggregators.participation import (
-    Participation,
-    SingleParticipation,
-    check,
-)
+from mf_aggregators.participation import Participation, SingleParticipation, check
 from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.workloads import AnyWorkload, Workload
 
+# The (b,) coefficients with the least error, and the result of the search.
+_Optimum: TypeAlias = tuple[FloatArray, scipy.optimize.OptimizeResult]
 # A lower estimate of the memory for the search, errors and sensitivity.
 _BYTES_PER_ROUND = 48
 # The tolerance for entries of an array that is recognised as a named workload.
@@ -689,9 +687,7 @@ def _described(matrix: FloatArray) -> Workload | None:
     return None
 
 
-def _optimised(
-    problem: Problem, num_bands: int, progress: ProgressBar
-) -> tuple[FloatArray, scipy.optimize.OptimizeResult]:
+def _optimised(problem: Problem, num_bands: int, progress: ProgressBar) -> _Optimum:
     """Returns the (b,) coefficients with the least error, and the search's result.
 
     If learning rates are not constant, the search starts at the optimum for constant ones, and its
@@ -699,9 +695,7 @@ def _optimised(
     """
     workload, pattern = problem.named, problem.pattern
 
-    def searched(
-        series: FloatArray, workload: Workload
-    ) -> tuple[FloatArray, scipy.optimize.OptimizeResult]:
+    def searched(series: FloatArray, workload: Workload) -> _Optimum:
         for log_error in _log_errors(workload, problem):
             series, end = _minimised(
                 log_error, series, pattern.separation, problem.max_evaluations, progress
@@ -783,7 +777,7 @@ def _minimised(
     separation: int,
     max_evaluations: int,
     progress: ProgressBar,
-) -> tuple[FloatArray, scipy.optimize.OptimizeResult]:
+) -> _Optimum:
     """Minimises by L-BFGS over c_1, c_2, ... with c_0 = 1, because the scale of C is arbitrary.
 
     If there are more coefficients than the separation, those before the separation, and the
