@@ -29,12 +29,7 @@ from mf_aggregators.kernel.sensitivity import DEFAULT_NUM_COORDINATES, Unit, fai
 from mf_aggregators.noise import places
 from mf_aggregators.noise.places import NoiseStorage
 from mf_aggregators.observed import Observed
-from mf_aggregators.participation import (
-    Participation,
-    Sampler,
-    SamplingScheme,
-    SingleParticipation,
-)
+from mf_aggregators.participation import Participation, Sampler, SamplingScheme, SingleParticipation
 from mf_aggregators.participation.certificate_search import Certification
 from mf_aggregators.privacy import ledgers
 from mf_aggregators.privacy.ledgers import GivenLedger, RoundTimes

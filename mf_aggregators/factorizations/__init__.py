@@ -2,10 +2,7 @@
 
 from mf_aggregators.factorizations import clip_drift, noise_rows
 from mf_aggregators.factorizations.banded import banded, from_bands
-from mf_aggregators.factorizations.banded_inverse import (
-    BandedInverseFactorization,
-    banded_inverse,
-)
+from mf_aggregators.factorizations.banded_inverse import BandedInverseFactorization, banded_inverse
 from mf_aggregators.factorizations.blt import BltFactorization, blt
 from mf_aggregators.factorizations.factorization import (
     BandedFactorization,

@@ -55,9 +55,7 @@ from scipy.linalg.blas import daxpy, ddot
 from scipy.linalg.lapack import dpbtrf
 
 from mf_aggregators import linear_algebra
-from mf_aggregators.factorizations._band_certificate import (
-    BandedWorkload,
-)
+from mf_aggregators.factorizations._band_certificate import BandedWorkload
 from mf_aggregators.factorizations.searches import (
     Converged,
     PatternLayout,

@@ -38,12 +38,7 @@ from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.kernel.rows import BandedNoise, Strategy
 from mf_aggregators.kernel.sensitivity import of_strategy
-from mf_aggregators.participation import (
-    FixedEpochOrder,
-    MinSeparation,
-    Participation,
-    check,
-)
+from mf_aggregators.participation import FixedEpochOrder, MinSeparation, Participation, check
 from mf_aggregators.workloads import AnyWorkload
 
 # The bytes that a search needs at least for each entry of C (bands, blocks and steps): for the mean

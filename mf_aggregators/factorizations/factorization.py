@@ -22,12 +22,7 @@ from mf_aggregators.kernel import sensitivity as kernel
 from mf_aggregators.kernel.losses import StrategyColumns
 from mf_aggregators.kernel.numbers import Error, FloatArray
 from mf_aggregators.kernel.rows import NoiseRecursion
-from mf_aggregators.participation import (
-    Participation,
-    SamplingScheme,
-    SingleParticipation,
-    check,
-)
+from mf_aggregators.participation import Participation, SamplingScheme, SingleParticipation, check
 from mf_aggregators.sensitivity import Sensitivity
 from mf_aggregators.workloads import AnyWorkload, Workload
 

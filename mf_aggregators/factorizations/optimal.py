@@ -68,12 +68,7 @@ from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.kernel.rows import Strategy, WindowNoise
 from mf_aggregators.kernel.sensitivity import of_strategy
-from mf_aggregators.participation import (
-    FixedEpochOrder,
-    Participation,
-    SingleParticipation,
-    check,
-)
+from mf_aggregators.participation import FixedEpochOrder, Participation, SingleParticipation, check
 from mf_aggregators.workloads import AnyWorkload, Workload
 
 # The largest allowed error of the computed inverse of a given matrix, as a share of the noise.

@@ -28,10 +28,7 @@ from mf_aggregators.kernel.rows import (
     tree_variance,
 )
 from mf_aggregators.kernel.sensitivity import Sensitivity, of_rows
-from mf_aggregators.participation import (
-    Participation,
-    check,
-)
+from mf_aggregators.participation import Participation, check
 from mf_aggregators.workloads import AnyWorkload
 
 _DECODERS = ("online", "full")

@@ -34,14 +34,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from mf_aggregators import (
-    atomic_files,
-    catalogue,
-    checkpoints,
-    inputs,
-    lower_bounds,
-    version,
-)
+from mf_aggregators import atomic_files, catalogue, checkpoints, inputs, lower_bounds, version
 from mf_aggregators.catalogue import Clients, Variant
 from mf_aggregators.factorizations import DenseFactorization, Factorization
 from mf_aggregators.factorizations.noise_rows import dense_rows
@@ -64,13 +57,7 @@ from mf_aggregators.participation import (
     sampling_scheme,
 )
 from mf_aggregators.participation.certificate_search import Certification
-from mf_aggregators.planning.plans import (
-    ANY_SAMPLING,
-    Candidate,
-    Plan,
-    Setting,
-    powers_of_two,
-)
+from mf_aggregators.planning.plans import ANY_SAMPLING, Candidate, Plan, Setting, powers_of_two
 from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.workloads import Workload
 

@@ -22,11 +22,7 @@ from mf_aggregators.privacy import statements
 from mf_aggregators.privacy.ledgers import GivenLedger, RoundTimes
 from mf_aggregators.privacy.statements import Statement
 from mf_aggregators.private_metrics import PrivateMetrics
-from mf_aggregators.tff import (
-    graph_check,
-    processes,
-    tensor_rows,
-)
+from mf_aggregators.tff import graph_check, processes, tensor_rows
 from mf_aggregators.tff.dp_query import AdaptiveClipSumQuery, MatrixFactorizationSumQuery, Query
 from mf_aggregators.tff.processes import NoiseState, RefusalError
 

@@ -19,11 +19,7 @@ from mf_aggregators.kernel.composition import EpsilonDeltaDpEvent
 from mf_aggregators.kernel.ledger import ObservedParticipation
 from mf_aggregators.kernel.numbers import rounded_up
 from mf_aggregators.mechanism import Mechanism
-from mf_aggregators.participation import (
-    SCHEMES,
-    MinSeparation,
-    sampling_scheme,
-)
+from mf_aggregators.participation import SCHEMES, MinSeparation, sampling_scheme
 from mf_aggregators.privacy import guarantees, statement_file, statements
 from mf_aggregators.privacy.guarantees import LeastProtected, StoppingRule
 from mf_aggregators.privacy.ledgers import Ledger, RoundTimes
