@@ -310,10 +310,11 @@ def _observed_draws(
         # The sampler may know absent clients: absences do not count as deviations here.
         unlike = sampler.deviation(num_clients, cohorts)
         return Observed(mechanism, ledger, found, unlike is None, unlike)
-    if sampler is None and seed is None:
+    secret = seed if sampler is None else sampler.seed
+    if secret is None:
         unlike = scheme.deviation(num_clients, cohorts)
         return Observed(mechanism, ledger, found, None if unlike is None else False, unlike)
-    drawn = scheme.sampler(seed if sampler is None else sampler.seed)  # type: ignore[arg-type]
+    drawn = scheme.sampler(secret)
     unlike = drawn.deviation(num_clients, cohorts, may_be_absent=not scheme.has_groups)
     absent = drawn.num_absent(cohorts) if sampler is None and unlike is None else None
     return Observed(mechanism, ledger, found, unlike is None, unlike, num_absent=absent)
