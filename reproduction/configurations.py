@@ -6,7 +6,7 @@ Every configuration can be trained at the papers' size, and at one that fits a s
 import dataclasses
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TypeAlias, TypedDict
 
 import numpy as np
 
@@ -434,7 +434,8 @@ _SMALL_TARGETS_OF_SINGLE_PASS = (3.7, 18.9)
 # Printed in BandMF Table 4 for epsilons 1, 2, 4, 8, 16: server learning rates, and test accuracies
 # in percent.
 _TARGETS = (1.0, 2.0, 4.0, 8.0, 16.0)
-_FIGURE_5A: Mapping[tuple[str, str], tuple[tuple[Any, ...], ...]] = {
+_Printed: TypeAlias = Mapping[tuple[str, str], tuple[tuple[float, ...], tuple[str | None, ...]]]
+_FIGURE_5A: _Printed = {
     ("DP-SGD", IDENTITY): (
         (0.0244, 0.0414, 0.0704, 0.1197, 0.346),
         ("16.69", "18.42", "19.81", "21.08", "22.26"),
@@ -458,7 +459,7 @@ _FIGURE_5A: Mapping[tuple[str, str], tuple[tuple[Any, ...], ...]] = {
 }
 # Printed in BandMF Table 5: the same, with amplification, and BandMF's numbers of bands. At epsilon
 # 16 the paper takes all bands, without amplification: multi-epoch MF.
-_FIGURE_1B: Mapping[tuple[str, str], tuple[tuple[Any, ...], ...]] = {
+_FIGURE_1B: _Printed = {
     ("DP-SGD, amplified", AMPLIFIED_IDENTITY): (
         (0.346, 0.346, 0.346, 0.5882, 0.5882),
         ("22.22", "22.62", "22.94", "23.30", "23.61"),
@@ -502,7 +503,14 @@ _DENISOV_2: Mapping[tuple[str, str], tuple[tuple[float, ...], ...]] = {
 # In BandMF App. H all mechanisms but DP-SGD have momentum. Here DP-SGD has a higher learning rate
 # instead.
 _CIFAR10_TARGETS = (0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 8.0)
-_CIFAR10_OF_KIND: Mapping[str, Mapping[str, Any]] = {
+
+
+class _Changes(TypedDict, total=False):
+    flags: tuple[str, ...]
+    rate_factor: float
+
+
+_CIFAR10_OF_KIND: Mapping[str, _Changes] = {
     AMPLIFIED_IDENTITY: {
         "flags": ("--server_momentum=0",),
         "rate_factor": 1.0 / (1.0 - CENTRALISED[CIFAR10].momentum),
@@ -520,9 +528,10 @@ def figure_5a(dataset: str) -> tuple[Configuration, ...]:
       dataset: ``docstrings`` or ``stackoverflow``.
     """
     return tuple(
-        Configuration(label, kind, epsilon, *(row[_TARGETS.index(epsilon)] for row in rows))
+        Configuration(label, kind, epsilon, rates[place], accuracies[place])
         for epsilon in _targets(dataset)
-        for (label, kind), rows in _FIGURE_5A.items()
+        for place in (_TARGETS.index(epsilon),)
+        for (label, kind), (rates, accuracies) in _FIGURE_5A.items()
     )
 
 

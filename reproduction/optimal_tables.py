@@ -7,7 +7,6 @@ Linear Operators on Adaptive Streams, which prints the former's Table 1 again.
 
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from dp_accounting.rdp import rdp_privacy_accountant
@@ -101,7 +100,7 @@ def table(workspace: Workspace, sizes: Sequence[int]) -> Outcome:
     return Outcome(tuple(rows), Drawing("rmse by rounds", {"rounds": list(sizes), "rmse": rmse}))
 
 
-def _variances(factorization: Factorization, workload: Any) -> FloatArray:
+def _variances(factorization: Factorization, workload: object) -> FloatArray:
     """Returns each round's variance; trees' noise is scaled to the matrix of nodes, as printed.
 
     The library itself scales a tree's noise to the square matrix C of the rows that are drawn,

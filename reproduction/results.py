@@ -11,7 +11,6 @@ import pathlib
 import platform
 import re
 from collections.abc import Sequence
-from typing import Any
 
 from mf_aggregators import __version__, atomic_files, inputs
 from mf_aggregators.kernel.numbers import Error
@@ -148,26 +147,26 @@ def _sha256(path: pathlib.Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _contents(result: Result) -> dict[str, Any]:
+def _contents(result: Result) -> dict[str, object]:
     contents = dataclasses.asdict(result)
     contents["rows"] = [
         # Infinite and undefined numbers become text, because JSON has none.
         {**row, "ours": row["ours"] if math.isfinite(row["ours"]) else str(row["ours"])}
         for row in contents["rows"]
     ]
-    as_read: dict[str, Any] = json.loads(json.dumps(contents))  # noqa: TID251
+    as_read: dict[str, object] = json.loads(json.dumps(contents))  # noqa: TID251
     return as_read
 
 
-def _result(contents: dict[str, Any]) -> Result:
-    rows = tuple(Row(**{**row, "ours": float(row["ours"])}) for row in contents["rows"])
-    drawing = Drawing(**contents["drawing"])
-    return Result(
-        **{**contents, "rows": rows, "notes": tuple(contents["notes"]), "drawing": drawing}
-    )
+def _result(contents: dict[str, object]) -> Result:
+    entries = inputs.part(contents, list, "rows")
+    rows = tuple(Row(**{**row, "ours": float(row["ours"])}) for row in entries)
+    drawing = Drawing(**inputs.part(contents, dict, "drawing"))
+    made = {"rows": rows, "notes": tuple(inputs.part(contents, list, "notes")), "drawing": drawing}
+    return Result(**{**contents, **made})  # type: ignore[arg-type]  # As _contents wrote them.
 
 
-def _digest(contents: dict[str, Any]) -> str:
+def _digest(contents: dict[str, object]) -> str:
     return hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()
 
 

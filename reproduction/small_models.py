@@ -12,7 +12,7 @@ import math
 import pathlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 
@@ -64,16 +64,30 @@ _PAPERS_ORDER = (
 )
 
 
+class Clients(Protocol):
+    """The clients of a task, with the data that its models are evaluated on."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The shape of the model's weights: inputs, classes."""
+
+    @property
+    def share_of_most_frequent(self) -> float:
+        """The test accuracy of always saying the most frequent class of training data."""
+
+    def updates(self, weights: np.ndarray, cohort: np.ndarray) -> np.ndarray:
+        """Returns the (m, inputs, classes) float32 gradients of the clients at (m,) places."""
+
+    def heldout_accuracy(self, weights: np.ndarray) -> float:
+        """Returns the accuracy that learning rates are chosen by."""
+
+    def test_accuracy(self, weights: np.ndarray) -> float:
+        """Returns the accuracy on test data, which chooses nothing."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Task:
     """Task for a small model: a data set, its linear model and how it is trained.
-
-    Its clients have ``shape``, that of the model's weights, (inputs, classes);
-    ``share_of_most_frequent``, the accuracy on test data of always saying the class that is most
-    frequent in training data; ``updates(weights, cohort)``, from float32 weights and the (m,)
-    places of clients to their (m, inputs, classes) float32 gradients;
-    ``heldout_accuracy(weights)``, which learning rates are chosen by; and
-    ``test_accuracy(weights)``, which chooses nothing.
 
     Attributes:
       name: The data set's name, as ``--dataset`` spells it.
@@ -98,7 +112,7 @@ class Task:
     tuned_rate: float
     model: str
     public_data: str
-    load: Callable[[], Any]
+    load: Callable[[], Clients]
 
     @property
     def schema(self) -> MinSeparation:
@@ -231,8 +245,8 @@ def _in_order(task: Task, repetition: int) -> Callable[[int], np.ndarray]:
 
 
 def _train(
-    task: Task, configuration: _Configuration, rate: float, repetition: int, clients: Any
-) -> dict[str, Any]:
+    task: Task, configuration: _Configuration, rate: float, repetition: int, clients: Clients
+) -> dict[str, object]:
     """Trains a model once; returns its accuracies, and the statement of the observed run."""
     start = time.process_time()
     mechanism = configuration.mechanism
@@ -259,7 +273,7 @@ def _train(
         momentum = _MOMENTUM * momentum + released
         left = (task.num_rounds - i) / (_COOLDOWN * task.num_rounds)
         weights = weights - np.float32(rate * min(1.0, left)) * momentum
-    result = {
+    result: dict[str, object] = {
         "heldout_accuracy": clients.heldout_accuracy(weights),
         "test_accuracy": clients.test_accuracy(weights),
         "share_of_most_frequent": clients.share_of_most_frequent,
@@ -335,8 +349,8 @@ def _result(
     rate: float,
     repetition: int,
     parent: pathlib.Path,
-    clients: Callable[[], Any],
-) -> Mapping[str, Any]:
+    clients: Callable[[], Clients],
+) -> Mapping[str, object]:
     """Returns the result of a run; trains the run if its file is missing."""
     directory = configuration.directory(parent) / f"run_{repetition}"
     path = directory / "result.json"
@@ -349,7 +363,7 @@ def _result(
     directory.mkdir(parents=True, exist_ok=True)
     privacy = result.pop("privacy", None)
     if privacy is not None:
-        result["epsilon"] = float(privacy["headline"]["epsilon"])
+        result["epsilon"] = float(inputs.part(privacy, dict)["headline"]["epsilon"])
         atomic_files.write(directory / "privacy.json", json.dumps(privacy, indent=1))
     atomic_files.write(path, json.dumps(result))
     return result
@@ -375,8 +389,8 @@ def compare(task: Task, workspace: Workspace) -> Outcome:
     clients = functools.cache(task.load)
     tuned = _configuration(task, _BANDED, _TUNED_EPSILON, workspace).effective_rmse
 
-    def results_of(configurations: Sequence[_Configuration]) -> list[list[Mapping[str, Any]]]:
-        found: list[list[Mapping[str, Any]]] = [[] for _ in configurations]
+    def results_of(configurations: Sequence[_Configuration]) -> list[list[Mapping[str, object]]]:
+        found: list[list[Mapping[str, object]]] = [[] for _ in configurations]
         for repetition in range(1, place.repetitions + 1):
             for configuration, results in zip(configurations, found, strict=True):
                 rate = _learning_rate(task, configuration.effective_rmse, tuned)
@@ -401,7 +415,7 @@ def compare(task: Task, workspace: Workspace) -> Outcome:
                 "the most frequent class of training data, always",
                 "test accuracy, %",
                 None,
-                100.0 * of_noiseless[0]["share_of_most_frequent"],
+                100.0 * inputs.part(of_noiseless[0], float, "share_of_most_frequent"),
             ),
         ),
         _drawing(task, every, noiseless),
@@ -412,12 +426,12 @@ def compare(task: Task, workspace: Workspace) -> Outcome:
     )
 
 
-def _runs(configuration: _Configuration, results: Sequence[Mapping[str, Any]]) -> _Runs:
+def _runs(configuration: _Configuration, results: Sequence[Mapping[str, object]]) -> _Runs:
     return _Runs(
         configuration,
-        np.array([100.0 * each["test_accuracy"] for each in results]),
-        tuple(each["processor_seconds"] for each in results),
-        tuple(each["epsilon"] for each in results if configuration.is_private),
+        np.array([100.0 * inputs.part(each, float, "test_accuracy") for each in results]),
+        tuple(inputs.part(each, float, "processor_seconds") for each in results),
+        tuple(inputs.part(each, float, "epsilon") for each in results if configuration.is_private),
     )
 
 
