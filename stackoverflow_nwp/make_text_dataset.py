@@ -21,7 +21,6 @@ import pathlib
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from absl import flags
 
@@ -107,7 +106,7 @@ def main(values: flags.FlagValues) -> None:
     command_line.check_file(output, "output", values.overwrite)
     command_line.check_extra("a data set in TFF's format", ["tensorflow"])
     start = time.monotonic()
-    fields: dict[str, Any] = {"output": str(output)}
+    fields: dict[str, object] = {"output": str(output)}
     if values.input == [datasets.DOCSTRINGS]:
         # Docstrings have splits of their own, and own rules on which modules count.
         fields["sentences_before_deduplication"] = datasets.build_docstrings(output)

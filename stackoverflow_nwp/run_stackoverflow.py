@@ -162,7 +162,7 @@ def defaults(values: flags.FlagValues) -> Mapping[str, Any]:
 
 
 def _default_texts() -> Mapping[str, str]:
-    def text(value: Any) -> str:
+    def text(value: object) -> str:
         if value is None:
             return "none"
         return f"{value:g}" if isinstance(value, float) else str(value)

@@ -15,7 +15,6 @@ import os
 import pathlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from mf_aggregators import inputs
 from mf_aggregators.privacy import ledgers
@@ -225,11 +224,11 @@ def _encodable(place: object, text: str) -> str:
     return text
 
 
-def _parsed(text: str) -> Any:
+def _parsed(text: str) -> object:
     return inputs.parsed_json(text, _without_repeats)
 
 
-def _without_repeats(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+def _without_repeats(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) != len(pairs):
         names = [name for name, _ in pairs]
@@ -259,7 +258,7 @@ def _record(place: str, line: str, columns: Columns) -> tuple[str, str]:
     return _client_and_text(place, record, columns)
 
 
-def _client_and_text(place: str, record: Any, columns: Columns) -> tuple[str, str]:
+def _client_and_text(place: str, record: object, columns: Columns) -> tuple[str, str]:
     if not isinstance(record, dict):
         raise ValueError(f"{place}: expected a JSON object.")
     _check_fields(place, list(record), columns)
@@ -302,7 +301,7 @@ def _json(path: pathlib.Path, columns: Columns) -> Iterator[tuple[str, str]]:
 
 
 def _leaf(
-    path: pathlib.Path, value: Mapping[str, Any], columns: Columns
+    path: pathlib.Path, value: Mapping[str, object], columns: Columns
 ) -> Iterator[tuple[str, str]]:
     """Reads JSON in LEAF's form, with ``users``, ``num_samples`` and ``user_data``."""
     users, data = value["users"], value["user_data"]
@@ -324,15 +323,16 @@ def _leaf(
             yield _named(place, user), _encodable(place, text)
 
 
-def _texts_of_user(place: str, own: Any, number: Any, columns: Columns) -> Sequence[str]:
+def _texts_of_user(place: str, own: object, number: object, columns: Columns) -> Sequence[str]:
     names = (columns.text, *_LEAF_TEXTS)
-    name = next((each for each in names if isinstance(own, dict) and each in own), None)
+    fields = own if isinstance(own, dict) else {}
+    name = next((each for each in names if each in fields), None)
     if name is None:
         raise ValueError(
             f"{place}: expected an object with text in one of {', '.join(map(repr, names))}: name"
             " the field with --text_column."
         )
-    texts = [own[name]] if isinstance(own[name], str) else own[name]
+    texts = [fields[name]] if isinstance(fields[name], str) else fields[name]
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise ValueError(
             f"{place}: {name!r} must be a text or a list of texts: name such a field with "

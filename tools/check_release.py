@@ -31,7 +31,7 @@ import tarfile
 import tempfile
 import zipfile
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import quickstart
 
@@ -240,7 +240,7 @@ class Environment:
             raise ReleaseError(f"{line!r} ended with status {ended.returncode}: {last}")
         return printed.read_text(), said.read_text()
 
-    def check_commands(self) -> dict[str, Any]:
+    def check_commands(self) -> dict[str, object]:
         """Runs commands without TensorFlow; returns numbers that must agree everywhere."""
         code = "import mf_aggregators, importlib.metadata as m; "
         code += "print(mf_aggregators.__version__, m.version('mf-aggregators'))"
@@ -344,7 +344,7 @@ def _check(output: pathlib.Path | None, pythons: list[str], federated: list[str]
         trials += [
             (python, "the wheel with TensorFlow Federated", [wheel], True) for python in federated
         ]
-        first: dict[str, Any] = {}
+        first: dict[str, object] = {}
         for python, what, packages, is_federated in trials:
             _say(f"Python {python}: {what}")
             with tempfile.TemporaryDirectory() as fresh:

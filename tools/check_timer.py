@@ -19,9 +19,11 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
+# The events and answers of a sequence, in the order of time.
+_Sequence: TypeAlias = Mapping[str, Sequence[dict[str, object]]]
 VECTORS = pathlib.Path(__file__).resolve().parent.parent / "docs" / "timer" / "vectors.json"
 SAME, DIFFERENT, UNUSABLE = 0, 1, 2
 # The seconds to wait for an answer: a port that has not flushed it by then never will.
@@ -62,7 +64,7 @@ class Port:
                 self._lines.put(line)
         self._lines.put("")
 
-    def answer(self, event: dict[str, Any]) -> Any:
+    def answer(self, event: dict[str, object]) -> object:
         """Sends an event to the port and returns its answer.
 
         Args:
@@ -94,7 +96,9 @@ class Port:
         self._reader.join(timeout=1.0)
 
 
-def first_difference(port: Port, sequences: Sequence[Any]) -> str | None:
+def first_difference(
+    port: Port, sequences: Sequence[Mapping[str, Sequence[dict[str, object]]]]
+) -> str | None:
     """Returns a report of the port's first wrong answer; None if all answers are right.
 
     Args:

@@ -12,12 +12,15 @@ import random
 import sys
 import types
 from collections.abc import Iterator
-from typing import Any
+from typing import TypeAlias, TypeVar
 
+from mf_aggregators import inputs
 from simulations.devices import reference_timer
 
 SEED, SEQUENCES = 20_261_129, 500
 _STEPS = 11
+_Value = TypeVar("_Value")
+_Event: TypeAlias = dict[str, object]
 _KINDS = (*["part"] * 10, *["ask"] * 5, *["start"] * 4, "upload", "end", "copy")
 _DAMAGED = '{"contact": 0.0, "entries": ['
 
@@ -41,16 +44,17 @@ class Reference:
         self._disk: str | None = None
         self._backup: str | None = None
 
-    def answer(self, event: dict[str, Any]) -> dict[str, Any]:
+    def answer(self, event: _Event) -> _Event:
         """Returns the answer to an event, as docs/devices.md lists them.
 
         Args:
           event: The event.
         """
         values = {name: value for name, value in event.items() if name != "do"}
-        return getattr(self, f"_{event['do']}")(**values)
+        found: _Event = getattr(self, f"_{event['do']}")(**values)
+        return found
 
-    def _start(self, disk: str, seconds: float, mark: str, policy: Any) -> dict[str, Any]:
+    def _start(self, disk: str, seconds: float, mark: str, policy: _Event) -> _Event:
         try:
             self._policy = self.module.Policy(**policy)
         except ValueError:
@@ -60,17 +64,17 @@ class Reference:
         self._disk = self._device.kept()
         return {"done": True}
 
-    def _back_up(self) -> dict[str, Any]:
+    def _back_up(self) -> _Event:
         self._backup = self._disk
         return {"done": True}
 
-    def _ask(self, clock: float, **request: Any) -> dict[str, Any]:
+    def _ask(self, clock: float, **request: object) -> _Event:
         asked = self.module.Request(**request)
         before, self._device = self._device, self._device.ask(asked, self._policy, clock)
         self._disk = self._device.kept()
         return {"takes_part": self._device.job is not before.job}
 
-    def _upload(self) -> dict[str, Any]:
+    def _upload(self) -> _Event:
         try:
             self._device = self._device.upload()
         except ValueError:
@@ -79,7 +83,7 @@ class Reference:
         entry = self._device.entry(self._device.job.run)
         return {"participations": 0 if entry is None else entry.participations}
 
-    def _end(self, acknowledged: bool) -> dict[str, Any]:
+    def _end(self, acknowledged: bool) -> _Event:
         self._device = self._device.end(acknowledged)
         return {"done": True}
 
@@ -90,10 +94,10 @@ class _Drawn:
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
 
-    def choice(self, *values: Any) -> Any:
+    def choice(self, *values: _Value) -> _Value:
         return values[int(self._random.random() * len(values))]
 
-    def policy(self) -> dict[str, Any]:
+    def policy(self) -> _Event:
         """Draws a policy that the timer accepts."""
         seconds = self.choice(0, 0, 3, 5.5, 8)
         return {
@@ -103,14 +107,14 @@ class _Drawn:
             "most": self.choice(None, None, 1, 2, 3),
         }
 
-    def refused_policy(self) -> dict[str, Any]:
+    def refused_policy(self) -> _Event:
         """Draws a policy with one fault, which the timer refuses."""
         faults = (("rounds", 0), ("rounds", 1.5), ("rounds", None), ("most", 0), ("most", -2))
         more = (("most", "2"), ("seconds", -1), ("tolerance", -0.5), ("tolerance", 4))
         name, value = self.choice(*faults, *more)
         return {**self.policy(), "seconds": 8, "tolerance": 1, name: value}
 
-    def sequence(self) -> Iterator[dict[str, Any]]:
+    def sequence(self) -> Iterator[_Event]:
         """Yields the events of one random sequence."""
         versions = [self.policy(), self.policy()]
         began = self.choice(1, 1, 1, 1, 20)
@@ -144,12 +148,12 @@ class _Drawn:
                 yield {"do": "end", "acknowledged": self.choice(True, False)}
 
     @staticmethod
-    def _start(disk: str, seconds: float, marks: int, policy: dict[str, Any]) -> dict[str, Any]:
+    def _start(disk: str, seconds: float, marks: int, policy: _Event) -> _Event:
         start = {"do": "start", "disk": disk, "seconds": seconds, "mark": f"m{marks}"}
         return start | {"policy": policy}
 
 
-def vectors(seed: int = SEED, sequences: int = SEQUENCES) -> dict[str, Any]:
+def vectors(seed: int = SEED, sequences: int = SEQUENCES) -> _Event:
     """Returns sequences of events with the reference's answers, JSON-able.
 
     Args:
@@ -163,14 +167,16 @@ def vectors(seed: int = SEED, sequences: int = SEQUENCES) -> dict[str, Any]:
     return {"seed": seed, "program": "tools/timer_vectors.py", "sequences": found}
 
 
-def text(found: dict[str, Any]) -> str:
+def text(found: _Event) -> str:
     """Returns the text of the file of vectors, with a line for each sequence.
 
     Args:
       found: The result of :func:`vectors`.
     """
     head = json.dumps({name: found[name] for name in ("seed", "program")})[:-1]
-    lines = ",\n".join(json.dumps(each, separators=(",", ":")) for each in found["sequences"])
+    lines = ",\n".join(
+        json.dumps(each, separators=(",", ":")) for each in inputs.part(found, list, "sequences")
+    )
     return f'{head}, "sequences": [\n{lines}\n]}}\n'
 
 
