@@ -16,15 +16,22 @@ import pathlib
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Literal, TypeAlias
 
 import numpy as np
 from absl import flags
 
 from mf_aggregators import figures
 from mf_aggregators.commands import command_line
-from mf_aggregators.factorizations import banded, banded_inverse, blt, optimal, toeplitz
-from mf_aggregators.participation import FixedEpochOrder, MinSeparation, Participation
+from mf_aggregators.factorizations import (
+    Factorization,
+    banded,
+    banded_inverse,
+    blt,
+    optimal,
+    toeplitz,
+)
+from mf_aggregators.participation import FixedEpochOrder, MinSeparation
 from mf_aggregators.workloads import Workload
 from simulations.runs.run_plan import SCHEDULES
 
@@ -32,7 +39,11 @@ from simulations.runs.run_plan import SCHEDULES
 # it.
 _GAP = 1e-3
 
-_MAKERS: dict[str, Callable[[Workload, Any, Any], Any]] = {
+_Schema: TypeAlias = MinSeparation | FixedEpochOrder
+# The variances of rounds by mechanism and kind, and the seconds that they took.
+_Known: TypeAlias = dict[str, dict[str, list[float] | float]]
+
+_MAKERS: dict[str, Callable[[Workload, _Schema, Literal["mean", "max"]], Factorization]] = {
     "optimal": lambda workload, schema, error: optimal(
         workload, schema, error=error, relative_gap=_GAP
     ),
@@ -74,7 +85,7 @@ def main(values: flags.FlagValues) -> None:
     constant = Workload("momentum_sgd", rounds, values.momentum)
     workload = Workload("momentum_sgd", rounds, values.momentum, tuple(rates.tolist()))
     path = pathlib.Path(values.results)
-    known: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    known: _Known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     for name in values.only:
         command_line.check_choice(
             name in _MAKERS, f"--only must name some of {', '.join(_MAKERS)}, found {name}."
@@ -82,10 +93,11 @@ def main(values: flags.FlagValues) -> None:
         if name in known:
             continue
         separation = -(-rounds // epochs)
-        schema: Participation = MinSeparation(separation, epochs)
+        schema: _Schema = MinSeparation(separation, epochs)
         if name == "optimal":
             schema = FixedEpochOrder(epochs, separation)
-        made, start = {}, time.process_time()
+        made: dict[str, list[float]] = {}
+        start = time.process_time()
         for label, each in (("constant", constant), ("own", workload)):
             factorization = _MAKERS[name](each, schema, values.error)
             made[label] = factorization.per_round_variance(workload, schema).tolist()
@@ -109,7 +121,7 @@ def main(values: flags.FlagValues) -> None:
     )
 
 
-def _errors(made: dict[str, Any], error: str) -> tuple[float, float]:
+def _errors(made: dict[str, list[float] | float], error: str) -> tuple[float, float]:
     """Returns the errors of the matrix for constant rates, and of that for the workload."""
     variances = (np.array(made[name]) for name in ("constant", "own"))
     constant, own = (np.max(each) if error == "max" else np.mean(each) for each in variances)
@@ -117,7 +129,7 @@ def _errors(made: dict[str, Any], error: str) -> tuple[float, float]:
 
 
 def _draw(
-    known: dict[str, Any], found: dict[str, tuple[float, float]], rates: np.ndarray, path: str
+    known: _Known, found: dict[str, tuple[float, float]], rates: np.ndarray, path: str
 ) -> None:
     # The panels are below one another, so that a phone shows them at the size of its own text.
     figure, ((left,), (right,)) = figures.panels(2, 1, (3.6, 2.9))

@@ -8,11 +8,13 @@ every round, in the plainest NumPy; it is timed for a few rounds and extrapolate
 """
 
 import concurrent.futures
+import functools
 import multiprocessing
 import resource
 import sys
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import ParamSpec
 
 import numpy as np
 from absl import flags
@@ -32,13 +34,15 @@ from simulations.devices.device_populations import DevicePopulation
 
 _DAY = 86400.0
 _SEED = 1
+_P = ParamSpec("_P")
 # The failures of devices that all lines of the table but the first simulate.
-_DISTURBED: dict[str, Any] = {
-    "over_selection": 1.3,
-    "dropout_probability": 0.1,
-    "upload_loss_probability": 0.02,
-    "history_loss_probability": 1e-5,
-}
+_disturbed = functools.partial(
+    DeviceBehaviour,
+    over_selection=1.3,
+    dropout_probability=0.1,
+    upload_loss_probability=0.02,
+    history_loss_probability=1e-5,
+)
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -56,20 +60,19 @@ def define_flags(values: flags.FlagValues) -> None:
 def main(values: flags.FlagValues) -> None:
     """Times all simulations and prints a table with a line for each."""
     names = values.only or list(_behaviours(10))
-    rows = []
+    rows: list[dict[str, object]] = []
     for name in names:
-        row: dict[str, Any] = {"population": name}
         sizes = (values.devices, values.clients_per_round, values.separation)
-        row |= _in_own_process(_time, name, *sizes, values.rounds)
+        row = _in_own_process(_time, name, *sizes, values.rounds)
         baseline = _in_own_process(_time_baseline, name, *sizes, values.baseline_rounds)
         row["baseline_seconds"] = baseline["seconds"] / values.baseline_rounds * values.rounds
         row["baseline_gigabytes"] = baseline["gigabytes"]
         row["times_faster"] = row["baseline_seconds"] / row["seconds"]
-        rows.append(row)
-        print(", ".join(f"{key} {value}" for key, value in row.items()), file=sys.stderr)
+        rows.append({"population": name, **row})
+        print(", ".join(f"{key} {each}" for key, each in rows[-1].items()), file=sys.stderr)
     table = [
         (
-            row["population"],
+            str(row["population"]),
             f"{row['seconds']:7.1f} s  {row['gigabytes']:5.2f} GB   baseline "
             f"{row['baseline_seconds']:7.0f} s  {row['baseline_gigabytes']:5.2f} GB   "
             f"{row['times_faster']:6.1f} times faster",
@@ -83,12 +86,12 @@ def _behaviours(num_devices: int) -> dict[str, DeviceBehaviour]:
     one_zone = Diurnal(utc_offsets=(-5.0,))
     return {
         "undisturbed": DeviceBehaviour(),
-        "always": DeviceBehaviour(Always(), **_DISTURBED),
-        "independent 5 %": DeviceBehaviour(Independent(0.05), **_DISTURBED),
-        "diurnal world": DeviceBehaviour(Diurnal(), **_DISTURBED),
-        "diurnal one zone": DeviceBehaviour(one_zone, **_DISTURBED),
-        "diurnal wall clock": DeviceBehaviour(Diurnal(), timer_hours=72.0, **_DISTURBED),
-        "trace": DeviceBehaviour(_trace(num_devices), **_DISTURBED),
+        "always": _disturbed(Always()),
+        "independent 5 %": _disturbed(Independent(0.05)),
+        "diurnal world": _disturbed(Diurnal()),
+        "diurnal one zone": _disturbed(one_zone),
+        "diurnal wall clock": _disturbed(Diurnal(), timer_hours=72.0),
+        "trace": _disturbed(_trace(num_devices)),
     }
 
 
@@ -138,11 +141,12 @@ def _peak_gigabytes() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
 
 
-def _in_own_process(function: Any, *arguments: Any) -> dict[str, float]:
+def _in_own_process(
+    function: Callable[_P, dict[str, float]], *arguments: _P.args, **options: _P.kwargs
+) -> dict[str, float]:
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
-        measured: dict[str, float] = pool.submit(function, *arguments).result()
-    return measured
+        return pool.submit(function, *arguments, **options).result()
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias, TypeVar
 from unittest import mock
 
 import numpy as np
@@ -34,12 +34,20 @@ from absl import flags
 
 from mf_aggregators import linear_algebra, lower_bounds, workloads
 from mf_aggregators.commands import command_line
-from mf_aggregators.factorizations import BandedFactorization, banded, blt, optimal, toeplitz
+from mf_aggregators.factorizations import (
+    BandedFactorization,
+    Factorization,
+    banded,
+    blt,
+    optimal,
+    toeplitz,
+)
 from mf_aggregators.linear_algebra import square_root_bands
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation, SingleParticipation
 from mf_aggregators.workloads import Workload
 
-_Fields: TypeAlias = dict[str, Any]
+_Fields: TypeAlias = dict[str, object]
+_Result = TypeVar("_Result")
 
 _SINGLE = SingleParticipation()
 # The most time that a baseline may take, as a multiple of our own time.
@@ -98,7 +106,7 @@ class _Baseline:
         }
 
 
-def _timed(function: Callable[[], Any]) -> tuple[Any, float]:
+def _timed(function: Callable[[], _Result]) -> tuple[_Result, float]:
     start = time.process_time()
     result = function()
     return result, time.process_time() - start
@@ -284,7 +292,7 @@ def _weights_of_mean(num_rounds: int) -> np.ndarray:
     return 1.0 - np.arange(num_rounds) / num_rounds
 
 
-def _many(factorization: Any, seconds: float) -> _Fields:
+def _many(factorization: Factorization, seconds: float) -> _Fields:
     workload = Workload("prefix_sum", factorization.num_rounds)
     bound = lower_bounds.compute(workload, _SINGLE)
     assert bound is not None

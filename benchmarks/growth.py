@@ -16,17 +16,23 @@ import pathlib
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from absl import flags
 
 from mf_aggregators import figures
 from mf_aggregators.commands import command_line
-from mf_aggregators.factorizations import banded, banded_inverse, blt, optimal, toeplitz
+from mf_aggregators.factorizations import (
+    Factorization,
+    banded,
+    banded_inverse,
+    blt,
+    optimal,
+    toeplitz,
+)
 from mf_aggregators.workloads import Workload
 
-_MAKERS: dict[str, Callable[[int], Any]] = {
+_MAKERS: dict[str, Callable[[int], Factorization]] = {
     "banded": lambda rounds: banded(Workload("prefix_sum", rounds), 32, relative_gap=1e-3),
     "optimal": lambda rounds: optimal(Workload("prefix_sum", rounds)),
     "toeplitz": toeplitz,

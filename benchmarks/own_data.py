@@ -16,7 +16,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import scipy.signal
@@ -29,6 +29,8 @@ import mf_aggregators as mfa
 from mf_aggregators import clip_search, rate_search
 from mf_aggregators.commands import command_line
 
+# The model of a server and its momentum.
+_Server: TypeAlias = tuple[np.ndarray, np.ndarray]
 _ROUNDS, _CLIENTS, _SEPARATION = 100, 50, 3
 _ROUNDS_OF_RATES = 200
 _EPSILON, _DELTA = 8.0, 1e-4
@@ -128,7 +130,7 @@ def mechanism(data: Data, momentum: float | None, rounds: int = _ROUNDS) -> mfa.
     timers = mfa.participation.MinSeparation(max(_SEPARATION, len(data.x) // _CLIENTS))
     made: mfa.factorizations.Factorization = mfa.factorizations.identity(rounds)
     if momentum is not None:
-        workload: Any = rounds
+        workload: int | mfa.workloads.Workload = rounds
         if momentum:
             workload = mfa.workloads.Workload("momentum_sgd", rounds, momentum)
         made = mfa.factorizations.toeplitz(
@@ -167,7 +169,9 @@ def accuracy(
     return 100.0 * float(np.mean(hits))
 
 
-def best(data: Data, run: mfa.Mechanism, optimizer: str, norm: float, seeds: int) -> Any:
+def best(
+    data: Data, run: mfa.Mechanism, optimizer: str, norm: float, seeds: int
+) -> tuple[float, list[float]]:
     """Returns the best server rate, tuned with one seed, and its accuracies with other seeds."""
     unit = 0.01 if optimizer == "Adam" else 1.0
     tried = [unit * rate for rate in _RATES]
@@ -177,7 +181,7 @@ def best(data: Data, run: mfa.Mechanism, optimizer: str, norm: float, seeds: int
     return rate, found
 
 
-def _interval(found: Any) -> str:
+def _interval(found: list[float]) -> str:
     half = scipy.stats.t.ppf(0.975, len(found) - 1) * scipy.stats.sem(found)
     return f"{np.mean(found):.1f} ± {half:.1f} %"
 
@@ -202,18 +206,22 @@ def searched(data: Data, start: float, seed: int) -> tuple[float, float, mfa.Mec
     return found.clip_norm, median, run
 
 
-def rate_searched(data: Data, whole: mfa.Mechanism, norm: float, seed: int) -> tuple[float, Any]:
+def rate_searched(
+    data: Data, whole: mfa.Mechanism, norm: float, seed: int
+) -> tuple[float, mfa.Mechanism]:
     """Runs a private search for the server rate; returns the rate and the mechanism of the run."""
     noise = clip_search.noise_of_run(whole.noise_multiplier, rate_search.SHARE)
     run = mfa.Mechanism(whole.factorization, whole.participation, noise)
 
-    def updates_of(candidate: int, number: int, server: Any) -> Iterator[tuple[Any, float]]:
+    def updates_of(
+        candidate: int, number: int, server: _Server
+    ) -> Iterator[tuple[np.ndarray, float]]:
         cohort = _cohort(data, number, 100 * seed + candidate)
         x, y, model = data.x[cohort], data.y[cohort], server[0]
         right = np.mean(np.argmax(x @ model, axis=2) == np.argmax(y, axis=2), axis=1)
         return zip(updates(model, x, y), right, strict=True)
 
-    def step(server: Any, mean: Any, rate: float) -> Any:
+    def step(server: _Server, mean: np.ndarray, rate: float) -> _Server:
         first = _MOMENTUM * server[1] + (1.0 - _MOMENTUM) * mean
         return server[0] + rate * first, first
 
