@@ -13,11 +13,15 @@ import pathlib
 import re
 import shutil
 import sys
-from typing import Any
+from typing import TYPE_CHECKING
 
 from pygments.lexers.special import TextLexer
 
 from mf_aggregators.tff import processes
+
+if TYPE_CHECKING:
+    from docutils import nodes
+    from sphinx.application import Sphinx
 
 _HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(_HERE.parent))
@@ -138,7 +142,7 @@ _LACKING = {
 }
 
 
-def _without_markers(app: Any, name: str, source: list[str]) -> None:
+def _without_markers(app: "Sphinx", name: str, source: list[str]) -> None:
     """Removes from a page's source the comments that only tests read."""
     source[0] = _MARKERS_OF_TESTS.sub("", source[0])
 
@@ -153,7 +157,11 @@ def _with_whole_flags(found: re.Match[str]) -> str:
 
 
 def _make_accessible(
-    app: Any, page: str, template: str, context: dict[str, Any], document: Any
+    app: "Sphinx",
+    page: str,
+    template: str,
+    context: dict[str, str],
+    document: "nodes.document | None",
 ) -> None:
     """Makes a page accessible: mends menus, scrolling, signatures and broken flags."""
     context["furo_navigation_tree"] = context["furo_navigation_tree"].replace(
@@ -175,7 +183,7 @@ def _make_accessible(
         context["body"] = _PARAMETERS.sub(_parameters, body)
 
 
-def _copy_mathjax(app: Any, failure: Exception | None) -> None:
+def _copy_mathjax(app: "Sphinx", failure: Exception | None) -> None:
     if failure is not None or app.builder.format != "html":
         return
     distribution = importlib.metadata.distribution("sphinx-mathjax-offline")
@@ -190,7 +198,7 @@ def _copy_mathjax(app: Any, failure: Exception | None) -> None:
             shutil.copy(each, target / name)
 
 
-def _mend_templates(app: Any, failure: Exception | None) -> None:
+def _mend_templates(app: "Sphinx", failure: Exception | None) -> None:
     if failure is not None or app.builder.format != "html":
         return
     for path in pathlib.Path(app.outdir).rglob("*.html"):
@@ -207,7 +215,7 @@ def _quiet_finalisers() -> None:
             type(each).__del__ = lambda self: None
 
 
-def setup(app: Any) -> None:
+def setup(app: "Sphinx") -> None:
     """Connects this file's functions to Sphinx."""
     atexit.register(_quiet_finalisers)
     # Do not log which kernel runs each notebook.

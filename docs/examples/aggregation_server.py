@@ -489,7 +489,7 @@ def serve(address: str, respond: Callable[..., Reply], largest_body: int) -> Non
             self.end_headers()
             self.wfile.write(answer)
 
-        def log_message(self, *_: Any) -> None:
+        def log_message(self, *_: object) -> None:
             """Logs nothing, to keep the names of clients out of the log."""
 
     host, port = address.rsplit(":", 1)

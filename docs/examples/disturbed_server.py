@@ -16,9 +16,9 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing.process import BaseProcess
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from mf_aggregators.privacy import statements
 
 # The role of a process: a command of the example server, and the number of the worker.
 Role: TypeAlias = tuple[str, int]
+_Trace: TypeAlias = "Callable[[types.FrameType, str, object], _Trace | None]"
 
 COORDINATOR: Role = ("coordinator", 0)
 WORKERS: tuple[Role, ...] = (("worker", 0), ("worker", 1))
@@ -183,7 +184,7 @@ def _run(role: Role, folder: pathlib.Path, line: str, most_bytes: int) -> None:
     os.dup2(log, 2)
     seen: set[str] = set()
 
-    def trace(frame: types.FrameType, event: str, _: Any) -> Any:
+    def trace(frame: types.FrameType, event: str, _: object) -> _Trace | None:
         functions = _TRACED.get(frame.f_code.co_filename)
         if functions is None or (functions and frame.f_code.co_name not in functions):
             return None

@@ -9,7 +9,8 @@ import pathlib
 import re
 import sys
 import sysconfig
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
 from unittest import mock
 
 from absl import flags
@@ -17,7 +18,11 @@ from absl import flags
 from docs.extensions import generated_pages
 from mf_aggregators.commands import command_line
 
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+
 _DIRECTORY = pathlib.Path(__file__).resolve().parent.parent / "commands"
+_Define: TypeAlias = Callable[[flags.FlagValues], None]
 _EXAMPLES = "\nExamples:\n"
 # Matches words to set as code: quoted text, flags and names with underscores.
 _CODE = re.compile(r"`[^`]+`|--\w+(?:=[\w.,|/]*\w)?|\b[a-z0-9]+_\w+\b")
@@ -83,7 +88,7 @@ def _definition(name: str) -> tuple[str, flags.FlagValues]:
     """Returns the description and the flags of a command, before any flags are parsed."""
     found: list[tuple[str, flags.FlagValues]] = []
 
-    def record(description: str, define_flags: Any, *rest: Any, **others: Any) -> int:
+    def record(description: str, define_flags: _Define, *rest: object, **others: object) -> int:
         found.append((description, command_line.flags_of(define_flags)))
         return 0
 
@@ -96,7 +101,7 @@ def _definition(name: str) -> tuple[str, flags.FlagValues]:
     return found[0]
 
 
-def _meaning(flag: Any) -> str:
+def _meaning(flag: flags.Flag) -> str:
     choices = getattr(flag.parser, "enum_values", None) or ()
     meaning = (flag.help or "").removeprefix(f"<{'|'.join(choices)}>: ").partition(";\n")[0]
     sentences = [_marked_up(meaning)]
@@ -132,7 +137,7 @@ def _dedented(examples: str) -> str:
     return "\n".join(line[margin:] for line in lines)
 
 
-def setup(app: Any) -> dict[str, bool]:
+def setup(app: "Sphinx") -> dict[str, bool]:
     """Sphinx extension that writes the commands' pages before Sphinx looks for sources."""
     app.connect("builder-inited", lambda app: write())
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -17,12 +17,15 @@ import threading
 import types
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import mf_aggregators as mfa
 from mf_aggregators.commands import command_line, plan
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _LIBRARY = _ROOT / "mf_aggregators"
@@ -31,7 +34,9 @@ _PACKAGES = ("mf_aggregators", "simulations")
 _HERE = "<!-- journeys -->"
 
 
-def _mechanism(participation: Any, num_rounds: int = 16, num_bands: int = 2) -> mfa.Mechanism:
+def _mechanism(
+    participation: mfa.participation.Participation, num_rounds: int = 16, num_bands: int = 2
+) -> mfa.Mechanism:
     matrix = mfa.factorizations.banded(num_rounds, num_bands=num_bands)
     return mfa.Mechanism(matrix, participation, 1.2)
 
@@ -191,12 +196,12 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def _with_table(app: Any, name: str, source: list[str]) -> None:
+def _with_table(app: "Sphinx", name: str, source: list[str]) -> None:
     if _HERE in source[0]:
         source[0] = source[0].replace(_HERE, table())
 
 
-def setup(app: Any) -> dict[str, bool]:
+def setup(app: "Sphinx") -> dict[str, bool]:
     """Sphinx extension that puts the table of journeys into architecture.md."""
     app.connect("source-read", _with_table)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

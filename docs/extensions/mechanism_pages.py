@@ -8,9 +8,12 @@ has no mechanism, is a warning of Sphinx, and so an error of the build.
 """
 
 import pathlib
-from typing import Any
+from typing import TYPE_CHECKING
 
 from mf_aggregators import catalogue
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
 
 # The beginning of the last line in the cell of a page, which has made ``factorization`` before and
 # names the picture here.
@@ -118,13 +121,13 @@ def write(directory: pathlib.Path = _DIRECTORY) -> None:
         path.write_text(content, encoding="utf-8")
 
 
-def _add_options(app: Any, document: str, source: list[str]) -> None:
+def _add_options(app: "Sphinx", document: str, source: list[str]) -> None:
     folder, _, name = document.rpartition("/")
     if folder == _DIRECTORY.name and name != "index":
         source[0] = with_picture(name, source[0]) + options(name)
 
 
-def setup(app: Any) -> dict[str, bool]:
+def setup(app: "Sphinx") -> dict[str, bool]:
     """Sphinx extension that writes the list of mechanisms, and completes their pages when read."""
     app.connect("builder-inited", lambda app: write())
     app.connect("source-read", _add_options)

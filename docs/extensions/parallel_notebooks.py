@@ -8,7 +8,11 @@ the processes instead, first those that start TensorFlow Federated.
 import pathlib
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+    from sphinx.environment import BuildEnvironment
 
 # Text by which a page that starts TensorFlow Federated is recognised.
 _FEDERATED = re.compile(r"^import tensorflow_federated|\baudit\.audit\(", re.MULTILINE)
@@ -42,7 +46,7 @@ def dealt(pages: Sequence[str], sizes: Sequence[int]) -> list[str]:
     return [page for part in parts for page in part]
 
 
-def _deal(app: Any, environment: Any, names: list[str]) -> None:
+def _deal(app: "Sphinx", environment: "BuildEnvironment", names: list[str]) -> None:
     from sphinx.util.parallel import make_chunks
 
     paths = {name: pathlib.Path(environment.doc2path(name)) for name in names}
@@ -50,7 +54,7 @@ def _deal(app: Any, environment: Any, names: list[str]) -> None:
     names[:] = dealt(longest_first, [len(part) for part in make_chunks(names, app.parallel)])
 
 
-def setup(app: Any) -> dict[str, bool]:
+def setup(app: "Sphinx") -> dict[str, bool]:
     """Sphinx extension that orders the pages before Sphinx reads them."""
     app.connect("env-before-read-docs", _deal)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

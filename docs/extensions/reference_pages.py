@@ -21,10 +21,15 @@ import re
 import sys
 import types
 from collections.abc import Iterator, Mapping
-from typing import Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, get_args, get_type_hints
 from unittest import mock
 
 from docs.extensions import generated_pages
+
+if TYPE_CHECKING:
+    from docutils import nodes
+    from sphinx.application import Sphinx
+    from sphinx.environment import BuildEnvironment
 
 PACKAGE = "mf_aggregators"
 _DIRECTORY = pathlib.Path(__file__).resolve().parent.parent / "reference"
@@ -186,11 +191,11 @@ def named_types(found: list[Page]) -> list[type]:
             if inspect.isfunction(each) or isinstance(each, type):
                 for annotation in get_type_hints(each).values():
                     named.update(_classes_in(annotation))
-    own = [each for each in named - set(public) if each.__module__.startswith(PACKAGE)]
+    own = [each for each in named.difference(public) if each.__module__.startswith(PACKAGE)]
     return sorted(own, key=lambda each: (each.__name__.lstrip("_"), each.__module__))
 
 
-def _classes_in(annotation: Any) -> Iterator[type]:
+def _classes_in(annotation: object) -> Iterator[type]:
     parts = get_args(annotation)
     if isinstance(annotation, type) and not parts:
         yield annotation
@@ -226,7 +231,7 @@ def _purpose(module: str) -> str:
     return (_imported(module).__doc__ or "").partition("\n")[0]
 
 
-def value_of(module: str, name: str) -> Any:
+def value_of(module: str, name: str) -> object:
     """Returns the object that a name in a module stands for.
 
     Args:
@@ -248,14 +253,14 @@ def _imported(module: str) -> types.ModuleType:
 class _StandIn(types.ModuleType):
     """Stand-in for a module of Flower: it has a class with any name that is asked for."""
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         if name.startswith("__"):
             raise AttributeError(name)
         vars(self)[name] = type(name, (), {"__module__": self.__name__})
         return vars(self)[name]
 
 
-def _stand_ins() -> Any:
+def _stand_ins() -> contextlib.AbstractContextManager[object]:
     """Returns a context in which modules that need Flower can be imported without it."""
     if "flwr" in sys.modules or importlib.util.find_spec("flwr") is not None:
         return contextlib.nullcontext()
@@ -349,7 +354,7 @@ def _line_of(tree: ast.Module, name: str) -> int:
     return 1
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     if not (getattr(value, "__module__", None) or PACKAGE).startswith((PACKAGE, "typing")):
         return "foreign" if callable(value) else "data"
     if isinstance(value, type):
@@ -386,7 +391,9 @@ def plain(lines: list[str]) -> list[str]:
     return found
 
 
-def _prepare(app: Any, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
+def _prepare(
+    app: "Sphinx", what: str, name: str, value: object, options: object, lines: list[str]
+) -> None:
     # The docstring of a generated constructor says nothing else.
     lines[:] = [] if lines[:1] == [_GENERATED] else lines
     lines[:] = [_USE.sub(r"**\g<0>**", line) for line in plain(lines)]
@@ -405,7 +412,7 @@ class _AsTyped:
         return self.text
 
 
-def typed(default: Any) -> Any:
+def typed(default: object) -> object:
     """Returns a parameter's default, or an object with the repr that a user would type for it.
 
     Args:
@@ -424,7 +431,13 @@ def typed(default: Any) -> Any:
 
 
 def _with_short_arrays(
-    app: Any, what: str, name: str, value: Any, options: Any, arguments: str, returned: str
+    app: "Sphinx",
+    what: str,
+    name: str,
+    value: object,
+    options: object,
+    arguments: str,
+    returned: str,
 ) -> tuple[str, ...]:
     """Shortens the types of arrays in signatures: docstrings state shapes and dtypes.
 
@@ -435,8 +448,10 @@ def _with_short_arrays(
     return tuple(_ARRAY.sub(r"\1", each) if each else each for each in (arguments, returned))
 
 
-def _with_typed_defaults(app: Any, value: Any, is_bound: bool) -> None:
+def _with_typed_defaults(app: "Sphinx", value: object, is_bound: bool) -> None:
     """Replaces defaults in a function's signature by objects shown as a user types them."""
+    if not callable(value):
+        return
     try:
         found = inspect.signature(value)
     except (TypeError, ValueError):
@@ -447,7 +462,9 @@ def _with_typed_defaults(app: Any, value: Any, is_bound: bool) -> None:
     ]
     function = getattr(value, "__func__", value)
     with contextlib.suppress(AttributeError):
-        function.__signature__ = found.replace(parameters=parameters)
+        function.__signature__ = found.replace(  # type: ignore[union-attr]  # Any callable.
+            parameters=parameters
+        )
 
 
 def page_of(target: str) -> str | None:
@@ -465,7 +482,9 @@ def page_of(target: str) -> str | None:
     return None
 
 
-def _link_elsewhere(app: Any, environment: Any, node: Any, content: Any) -> Any:
+def _link_elsewhere(
+    app: "Sphinx", environment: "BuildEnvironment", node: "nodes.Element", content: "nodes.Element"
+) -> "nodes.Node | None":
     """Links names of other projects to their pages; private names of this library get no link."""
     target = str(node.get("reftarget", ""))
     page = page_of(target) if node.get("refdomain") == "py" else None
@@ -489,7 +508,7 @@ def _begin() -> None:
     write()
 
 
-def setup(app: Any) -> dict[str, bool]:
+def setup(app: "Sphinx") -> dict[str, bool]:
     """Sphinx extension that writes the pages of the reference before Sphinx looks for sources."""
     app.connect("builder-inited", lambda app: _begin())
     # Priority 400 runs before Napoleon (500), which reads the sections of docstrings.

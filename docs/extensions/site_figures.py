@@ -12,7 +12,7 @@ does not see it.
 import io
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 import matplotlib
 import matplotlib.figure
@@ -25,6 +25,9 @@ from mf_aggregators import figures
 from mf_aggregators.participation import MinSeparation
 from simulations.devices import device_behaviour
 from simulations.devices.device_populations import DevicePopulation, DeviceRound
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
 
 DIRECTORY = pathlib.Path(__file__).resolve().parent.parent / "_static" / "figures"
 
@@ -319,7 +322,7 @@ def svg(name: str) -> str:
     return buffer.getvalue().decode()
 
 
-def image(name: str) -> dict[str, Any]:
+def image(name: str) -> dict[str, object]:
     """Returns the file name and the alternative text of a figure.
 
     Args:
@@ -334,7 +337,7 @@ def image(name: str) -> dict[str, Any]:
     return {"uri": place, "alt": FIGURES[name][1], "classes": ["figure"]}
 
 
-def setup(app: Any) -> dict[str, bool]:
+def setup(app: "Sphinx") -> dict[str, bool]:
     """Sphinx extension that adds the directive ``drawn`` for figures."""
     # Import here, because tests draw figures without the packages that build the site.
     from docutils import nodes

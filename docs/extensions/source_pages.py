@@ -7,7 +7,11 @@ document is read in the repository. On the site it leads to a page with the file
 import pathlib
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from docutils import nodes
+    from sphinx.application import Sphinx
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 _DOCUMENTS = ROOT / "docs"
@@ -36,7 +40,7 @@ def page_of(file: str) -> str:
     return f"{_FOLDER}/{file.removesuffix('.py')}"
 
 
-def _link_to_pages(app: Any, document: Any) -> None:
+def _link_to_pages(app: "Sphinx", document: "nodes.document") -> None:
     """Lets links to source files lead to their pages, before Sphinx makes downloads of them."""
     from docutils import nodes
     from sphinx import addnodes
@@ -50,7 +54,7 @@ def _link_to_pages(app: Any, document: Any) -> None:
             node.replace_self(nodes.reference("", "", *node.children, refuri=url))
 
 
-def _pages(app: Any) -> Iterator[tuple[str, dict[str, Any], str]]:
+def _pages(app: "Sphinx") -> Iterator[tuple[str, dict[str, object], str]]:
     if app.builder.format != "html":
         return
     for file in linked():
@@ -59,7 +63,7 @@ def _pages(app: Any) -> Iterator[tuple[str, dict[str, Any], str]]:
         yield page_of(file), {"title": file, "body": f"<h1>{file}</h1>{body}"}, "page.html"
 
 
-def setup(app: Any) -> dict[str, bool]:
+def setup(app: "Sphinx") -> dict[str, bool]:
     """Sphinx extension that adds pages of source files."""
     # Priority 100 runs before Sphinx's collector of downloads, which has priority 500.
     app.connect("doctree-read", _link_to_pages, priority=100)
