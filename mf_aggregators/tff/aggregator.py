@@ -110,7 +110,7 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         return plain.put_into(state)
 
     def statement(
-        self, ledger: GivenLedger | RoundTimes, *, state: Any = None, **options: Any
+        self, ledger: GivenLedger | RoundTimes, *, state: Any = None, **options: object
     ) -> Statement:
         """Returns the privacy statement of a run of this aggregator.
 
@@ -142,7 +142,7 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
             stream=stream,
             num_rounds=None if noise is None else int(noise.round_index),
         )
-        return known.statement(ledger, **options)
+        return known.statement(ledger, **options)  # type: ignore[arg-type]  # It checks them.
 
     def _update_specs(self, value_type: Any) -> Any:
         """Returns the tensors of an update without metrics, or raises TypeError for other types."""

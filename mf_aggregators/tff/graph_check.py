@@ -61,7 +61,7 @@ _MOST_ROWS_OF_Z = 600
 # The relative tolerance for state vectors, which are floats, as a share of the largest number.
 _ROUNDINGS = 1e-11
 # The keys of the graphs that were compared with the kernel in this process, and agree.
-_graphs_of_kernel: set[tuple[Any, ...]] = set()
+_graphs_of_kernel: set[tuple[object, ...]] = set()
 
 
 def check(query: MatrixFactorizationSumQuery | AdaptiveClipSumQuery) -> None:
@@ -396,8 +396,7 @@ class _Rounds:
         known = np.vstack([history[:vectors], *earlier]) if earlier else history
         row, after = rows.next_row(i, [*known], z)
         after = after[:vectors] if rows.recursion.normalised.draws_earlier_rows_of_z else after
-        kept: list[Any] = [*after]
-        return row, np.reshape(kept, (-1, len(columns)))
+        return row, np.reshape([*after], (-1, len(columns)))
 
 
 def _compared(segment: Segment, generator: np.random.Generator) -> IntArray:
@@ -421,7 +420,7 @@ def _late_round(store: RowsOnDisk) -> int:
     return int(blocks.starts[1 + np.flatnonzero(drawn <= _MOST_ROWS_OF_Z)[-1]]) - 1
 
 
-def _same(found: Sequence[Any], expected: Sequence[Any]) -> bool:
+def _same(found: Sequence[object], expected: Sequence[object]) -> bool:
     """Whether two sequences of arrays are equal, bit for bit."""
     return len(found) == len(expected) and all(
         np.asarray(one).tobytes() == np.asarray(other).tobytes()
