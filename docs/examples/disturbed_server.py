@@ -184,7 +184,7 @@ def _run(role: Role, folder: pathlib.Path, line: str, most_bytes: int) -> None:
     os.dup2(log, 2)
     seen: set[str] = set()
 
-    def trace(frame: types.FrameType, event: str, _: object) -> _Trace | None:
+    def trace(frame: types.FrameType, event: str, _: object) -> "_Trace | None":
         functions = _TRACED.get(frame.f_code.co_filename)
         if functions is None or (functions and frame.f_code.co_name not in functions):
             return None

@@ -316,7 +316,8 @@ def check_schema(
         moved = largest_change(matrix, taking_part)
     truth = gaussian_epsilon(moved / (noise * norm), DELTA)
     found = _checked(truth, Claim(rows, taking_part, noise * norm, DELTA))
-    if found.sensitivity.is_exact or isinstance(taking_part, Limit):
+    # Of less noise, with an epsilon above 30, nothing may be proved.
+    if truth < 30.0 and (found.sensitivity.is_exact or isinstance(taking_part, Limit)):
         assert found.epsilon <= truth * (1.0 + 1e-3) + 1e-9, (found, truth)
 
 
