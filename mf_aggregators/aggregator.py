@@ -129,7 +129,8 @@ class Options:
                 "allow_no_noise=True for a baseline without privacy."
             )
         self.mechanism, self.seed, self.metrics = mechanism, _seed_of(seed), metrics
-        self.noise_directory = noise_directory
+        # A relative path would be another directory after a change of the working directory.
+        self.noise_directory = None if noise_directory is None else os.path.abspath(noise_directory)
         self.clients_per_round = numbers.positive_number(clients_per_round, "clients_per_round")
         most = mechanism.largest_cohort(largest_cohort, secure_aggregation_bits)
         self.sums = _integer_sums(secure_aggregation_bits, most, self.clients_per_round)
@@ -515,7 +516,7 @@ class Aggregator:
         release = self._of_tensors(state.tensors)
         self._check_noise(release, state)
         noise = release.spend(state.noise)
-        return dataclasses.replace(state, noise=noise)
+        return self._moved(state, noise)
 
     def metrics(self, state: AggregatorState) -> dict[str, float]:
         """Returns the numbers of a state that may be published: rounds released, and clip norms.
@@ -762,8 +763,12 @@ class Aggregator:
         for noised, (_, dtype, _) in zip(released, state.tensors or (), strict=True):
             wide = noised.astype(NOISE_DTYPES[dtype])
             means.append(np.asarray(wide / wide.dtype.type(clients), dtype))
-        following = dataclasses.replace(state, noise=noise, clip=clip)
+        following = dataclasses.replace(self._moved(state, noise), clip=clip)
         return following, in_structure(structure, means)
+
+    def _moved(self, state: AggregatorState, noise: ReleaseState) -> AggregatorState:
+        """The state after a round that this aggregator's record has."""
+        return dataclasses.replace(state, noise=noise, _directory=self._options.noise_directory)
 
 
 def _with_tensors(state: AggregatorState, tensors: _Tensors) -> AggregatorState:

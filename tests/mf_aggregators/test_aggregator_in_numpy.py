@@ -483,6 +483,8 @@ def test_a_forked_process_has_no_row_of_an_earlier_state(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     state, update = _aggregator(noise_directory=before).initialize(), np.zeros(2)
+    started = _aggregator(noise_directory=before).initialize()
+    moved = _aggregator(noise_directory="new", template=update).spend(started)
     monkeypatch.setattr("os.getpid", lambda: -1)
     for directory in (None, "other"):
         options: dict[str, Any] = {"template": update, "noise_directory": directory}
@@ -492,6 +494,11 @@ def test_a_forked_process_has_no_row_of_an_earlier_state(
             _aggregator(**options).spend(state)
     if before is not None:
         _aggregator(noise_directory=tmp_path / before).next(state, [update])
+        # There, the same relative path is another directory.
+        monkeypatch.chdir("other")
+        for path, other in ((before, state), (tmp_path / before, moved)):
+            with refuses("forked", error=ReleaseError):
+                _aggregator(noise_directory=path).next(other, [update])
 
 
 def test_no_noise_has_to_be_asked_for() -> None:
