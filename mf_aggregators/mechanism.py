@@ -647,6 +647,8 @@ class Mechanism:
                 if sigma is not None and not math.isclose(
                     multiplier * sensitivity, sigma, rel_tol=_TOLERANCE
                 ):
+                    if sigma > checkpoints.LARGEST_EARLIER_BOUND * multiplier * sensitivity:
+                        raise ValueError("its sigma is above that of its noise multipliers")
                     multiplier = sigma / sensitivity
                 mechanism = cls(matrix, taking_part, multiplier, mechanism)
         except (KeyError, TypeError) as error:

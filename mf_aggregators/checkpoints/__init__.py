@@ -50,7 +50,7 @@ CONFIG_FILE = "config.json"
 # versions round differently.
 _SENSITIVITY_TOLERANCE = 1e-9
 # A version before 3.0 states at most this times the sensitivity of this version.
-_LARGEST_EARLIER_BOUND = 1.5
+LARGEST_EARLIER_BOUND = 1.5
 
 
 class CheckpointError(Error, ValueError):
@@ -304,7 +304,8 @@ def load_with_description(
         schema = Participation.from_dict(errors["participation"])
         stated_sensitivity = float(errors["sensitivity"])
         is_older = _is_older(description)
-    _check_sensitivity(description_path, stated_sensitivity, factorization, schema, is_older)
+    found = factorization.sensitivity(schema).value
+    _check_sensitivity(description_path, stated_sensitivity, found, is_older)
     # The hash is checked last, because an error of a field says more. Checkpoints of the first
     # release have none.
     stated_hash = description.get("description_sha256")
@@ -345,7 +346,7 @@ def load_with_mechanism(
         contents = json.loads(text)  # noqa: TID251
         if is_of_run:
             described = _described_by_statement(contents)
-            _check_statement(path, contents, factorization)
+            _check_statement(path, contents, factorization, description)
             _check_configuration(path.with_name(CONFIG_FILE), contents, description)
         else:
             beside = description.get("beside_sha256")
@@ -378,7 +379,10 @@ def _described_by_statement(contents: Mapping[str, object]) -> dict[str, object]
     else:
         # The noise of 2.0.0 follows from the sensitivity that it states.
         multipliers = [plan["noise_multiplier"] for plan in plans]
-        sigma = multipliers[-1] * plans[-1]["sensitivity"]
+        sigmas = [plan["noise_multiplier"] * plan["sensitivity"] for plan in plans]
+        sigma = sigmas[-1]
+        if sigma > (1.0 + _SENSITIVITY_TOLERANCE) * min(sigmas):
+            raise ValueError("its extended plan has more noise than the plans before")
     return {
         "sigma": sigma,
         "horizons": [
@@ -510,15 +514,10 @@ def _describe(
 
 
 def _check_sensitivity(
-    path: pathlib.Path,
-    stated: float,
-    factorization: Factorization,
-    schema: Participation,
-    is_older: bool,
+    path: pathlib.Path, stated: float, found: float, is_older: bool = False
 ) -> None:
-    found = factorization.sensitivity(schema).value
     # Earlier versions state larger bounds for some matrices, such as online trees.
-    most = _LARGEST_EARLIER_BOUND if is_older else 1.0 + _SENSITIVITY_TOLERANCE
+    most = LARGEST_EARLIER_BOUND if is_older else 1.0 + _SENSITIVITY_TOLERANCE
     # The comparison is negated so that NaN is refused, too.
     if not (1.0 - _SENSITIVITY_TOLERANCE) * found <= stated <= most * found:
         raise CheckpointError(
@@ -528,7 +527,10 @@ def _check_sensitivity(
 
 
 def _check_statement(
-    path: pathlib.Path, contents: Mapping[str, object], factorization: Factorization
+    path: pathlib.Path,
+    contents: Mapping[str, object],
+    factorization: Factorization,
+    description: Mapping[str, object],
 ) -> None:
     """Checks that a run's statement is about this matrix, and that the seed was secret."""
     is_older = "noise_seed_is_fixed" in contents
@@ -545,7 +547,11 @@ def _check_statement(
     stated, found = float(planned["sensitivity"]), factorization.sensitivity(schema).value
     # This version states the sensitivity rounded up to six digits.
     if is_older or rounded_up(found, ".6g") != planned["sensitivity"]:
-        _check_sensitivity(path, stated, factorization, schema, is_older)
+        _check_sensitivity(path, stated, found, is_older)
+    if is_older:
+        # Versions before 3.0 drew noise by the sensitivity that both files state.
+        beside = float(inputs.part(description["errors"], dict)["sensitivity"])
+        _check_sensitivity(path, stated, beside)
 
 
 def _check_configuration(

@@ -392,13 +392,11 @@ def test_saved_and_loaded_it_is_equal(
 
 def test_horizons_and_schemes_are_saved_as_well(tmp_path: pathlib.Path) -> None:
     whole = mfa.Mechanism(_blt(6, 2), _TIMERS, 0.7).extended(9).extended(11)
-    whole.save(tmp_path / "whole")
-    loaded = mfa.load(tmp_path / "whole")
-    assert loaded == whole
-    assert _digests(loaded) == _digests(whole)
-    assert [each.num_rounds for each in loaded.horizons] == [6, 9, 11]
-    _mechanism(_POISSON).save(tmp_path / "sampled")
-    assert mfa.load(tmp_path / "sampled") == _mechanism(_POISSON)
+    for saved in (whole, _mechanism(_POISSON)):
+        saved.save(tmp_path / "saved")
+        loaded = mfa.load(tmp_path / "saved")
+        assert loaded == saved
+        assert _digests(loaded) == _digests(saved)
 
 
 @pytest.mark.parametrize("kept", [[], [0], [0, 1], [1, 2], [0, 2], [1, 0, 2]])
@@ -406,6 +404,8 @@ def test_a_description_with_other_horizons_is_refused(kept: list[int]) -> None:
     whole = mfa.Mechanism(_blt(6, 2), _TIMERS, 0.7).extended(9).extended(11)
     described: dict[str, Any] = whole.to_dict()
     assert mfa.Mechanism.from_dict(described, whole.factorization) == whole
+    with refuses("sigma"):
+        mfa.Mechanism.from_dict(described | {"sigma": 1.6 * whole.sigma}, whole.factorization)
     described["horizons"] = [described["horizons"][place] for place in kept]
     with refuses("rounds"):
         mfa.Mechanism.from_dict(described, whole.factorization)
@@ -415,8 +415,7 @@ def test_altered_files_are_refused(tmp_path: pathlib.Path) -> None:
     directory = tmp_path / "mechanism"
     _mechanism().save(directory)
     file = directory / "mechanism.json"
-    text = file.read_text()
-    file.write_text(text.replace('"noise_multiplier": 1.0', '"noise_multiplier": 2.0'))
+    file.write_text(file.read_text().replace('_multiplier": 1.0', '_multiplier": 2.0'))
     with refuses("mechanism.json", error=CheckpointError):
         mfa.load(directory)
     # A checkpoint that replaces a mechanism is none.
@@ -431,8 +430,6 @@ def test_altered_files_are_refused(tmp_path: pathlib.Path) -> None:
         mfa.load(directory)
     with pytest.raises(CheckpointError):
         mfa.load(tmp_path / "nothing")
-    _mechanism().save(directory)
-    assert mfa.load(directory) == _mechanism()
 
 
 def test_windows_and_people_have_the_sensitivity_of_all_their_participations() -> None:

@@ -54,20 +54,17 @@ def test_the_run_does_not_go_on_with_other_noise_or_packages(
     arguments = ["--num_rounds=60", "--evaluate_every=20", "--clients_per_round=5", "--seed=7"]
     arguments += [f"--output_dir={run}", "--format=json"]
     status, printed, errors = console_commands.call("run-digits", *arguments)
-    assert status == command_line.BAD_INPUT
-    assert printed == ""
-    assert f"{run} holds a run" in errors
-    assert named in errors
-    assert "or start a new run" in errors
+    assert (status, printed) == (command_line.BAD_INPUT, "")
+    for words in (f"{run} holds a run", named, "or start a new run"):
+        assert words in errors
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
 def test_its_mechanism_loads_unless_its_seed_was_fixed(run: pathlib.Path) -> None:
     with refuses("fixed seed", error=checkpoints.CheckpointError):
         mfa.load(run)
-    stated = (run / "privacy.json").read_text()
-    secret = stated.replace('"noise_seed_is_fixed": true', '"noise_seed_is_fixed": false')
-    (run / "privacy.json").write_text(secret)
+    contents = json.loads((run / "privacy.json").read_text()) | {"noise_seed_is_fixed": False}
+    (run / "privacy.json").write_text(json.dumps(contents))
     # What the run was asked for says so as well.
     with refuses("noise_seed_is_fixed", error=checkpoints.CheckpointError):
         mfa.load(run)
@@ -76,6 +73,15 @@ def test_its_mechanism_loads_unless_its_seed_was_fixed(run: pathlib.Path) -> Non
     mechanism = mfa.load(run)
     assert (mechanism.num_rounds, mechanism.participation) == (60, MinSeparation(28))
     assert mechanism.guarantee(1e-4).epsilon == pytest.approx(8.0)
+    # More noise than was drawn is refused, if the matrix or an earlier plan shows it.
+    plan = contents["planned"]
+    for named, altered in {
+        "sensitivity": {"planned": plan | {"sensitivity": 2.4}},
+        "more noise than": {"earlier_plans": [plan | {"noise_multiplier": 0.05}]},
+    }.items():
+        (run / "privacy.json").write_text(json.dumps(contents | altered))
+        with refuses(named, error=checkpoints.CheckpointError):
+            mfa.load(run)
 
 
 def test_its_checkpoint_and_its_ledger_load(run: pathlib.Path) -> None:
