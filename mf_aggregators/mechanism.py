@@ -209,7 +209,9 @@ class Mechanism:
 
         A release depends on rows and sigma, but not on delta or on which clients take part.
         """
-        return tuple(check(each._released) for each in self.horizons)
+        before = () if self.extends is None else self.extends.proved_horizons
+        # Not of ``self.horizons``: the proof has to be of the rows and sigma that are stated.
+        return (*before, check(self._released))
 
     def largest_cohort(self, asked: int | None, secure_aggregation_bits: int | None) -> int | None:
         """Returns the largest number of clients that a round may have.
