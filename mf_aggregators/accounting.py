@@ -267,13 +267,18 @@ def _noise_multiplier_of_groups(draws: Groups, epsilon: float, delta: float) -> 
         return math.log(max(stated, _LEAST_EPSILON) / epsilon)
 
     if isinstance(draws, Shuffling):
-        return least_noise(excess, enough, least)
-    # A coarse grid is used first, because fine grids take long.
-    coarser = _COARSER_CYCLES if isinstance(draws, RandomAllocation) else _COARSER
-    near = least_noise(functools.partial(excess, coarser=coarser), enough, least, tolerance=1e-4)
-    found, step = least_noise(excess, near, least, first_step=_FINE_STEP), 1e-6
-    while found < enough and excess(found) > 0.0:
-        found, step = min(found * (1.0 + step), enough), 2.0 * step
+        found = least_noise(excess, enough, least)
+    else:
+        # A coarse grid is used first, because fine grids take long.
+        coarser = _COARSER_CYCLES if isinstance(draws, RandomAllocation) else _COARSER
+        near = least_noise(
+            functools.partial(excess, coarser=coarser), enough, least, tolerance=1e-4
+        )
+        found = least_noise(excess, near, least, first_step=_FINE_STEP)
+    step = 1e-6
+    # Roundings may make the epsilon of ``enough``, too, larger than the target.
+    while excess(found) > 0.0 and found < 1.001 * enough:
+        found, step = found * (1.0 + step), 2.0 * step
     return found
 
 
