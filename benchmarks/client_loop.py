@@ -35,19 +35,19 @@ def main(values: flags.FlagValues) -> None:
 
     processes.end_workers_at_exit()
     small = run_stackoverflow.SMALL
-    task = NextWordTask(small["vocab_size"], 20, small["embedding_size"], small["lstm_size"], False)
+    task = NextWordTask(small.vocab_size, 20, small.embedding_size, small.lstm_size, False)
     generator = np.random.default_rng(0)
 
     def client() -> tf.data.Dataset:
-        rows = generator.integers(1, small["vocab_size"], (40, 21)).astype(np.int32)
+        rows = generator.integers(1, small.vocab_size, (40, 21)).astype(np.int32)
         dataset = tf.data.Dataset.from_tensor_slices((rows[:, :-1], rows[:, 1:]))
-        return dataset.batch(small["batch_size"])
+        return dataset.batch(small.batch_size)
 
     fields: dict[str, float] = {}
     for loop in tff.learning.LoopImplementation:
         process = tff.learning.algorithms.build_unweighted_fed_avg(
             task.model_fn(),
-            tff.learning.optimizers.build_sgdm(small["client_learning_rate"]),
+            tff.learning.optimizers.build_sgdm(small.client_learning_rate),
             loop_implementation=loop,
         )
         state, seconds = process.initialize(), []

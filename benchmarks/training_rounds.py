@@ -21,7 +21,7 @@ import pathlib
 import sys
 import tempfile
 import time
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import psutil
@@ -31,6 +31,9 @@ import mf_aggregators as mfa
 from mf_aggregators.commands import command_line
 from mf_aggregators.kernel.draws import TILE
 from mf_aggregators.tff import processes
+
+if TYPE_CHECKING:
+    import tensorflow_federated as tff
 
 _BASELINE = "no_privacy"
 _BUFFERS = 4
@@ -76,13 +79,15 @@ def main(values: flags.FlagValues) -> None:
 
     def dataset(rows: np.ndarray) -> tf.data.Dataset:
         pairs = tf.data.Dataset.from_tensor_slices((rows[:, :-1], rows[:, 1:]))
-        return pairs.batch(paper["batch_size"])
+        return pairs.batch(paper.batch_size)
 
-    def process(aggregator: Any) -> tff.learning.templates.LearningProcess:
+    def process(
+        aggregator: tff.aggregators.UnweightedAggregationFactory,
+    ) -> tff.learning.templates.LearningProcess:
         return tff.learning.algorithms.build_unweighted_fed_avg(
             task.model_fn(),
-            tff.learning.optimizers.build_sgdm(paper["client_learning_rate"]),
-            tff.learning.optimizers.build_sgdm(1.0, paper["server_momentum"]),
+            tff.learning.optimizers.build_sgdm(paper.client_learning_rate),
+            tff.learning.optimizers.build_sgdm(1.0, paper.server_momentum),
             model_aggregator=aggregator,
             loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR,
         )
@@ -138,7 +143,9 @@ def main(values: flags.FlagValues) -> None:
     command_line.print_result(values, fields, command_line.table(list(fields.items())))
 
 
-def _passed_state(plain: Any) -> Any:
+def _passed_state(
+    plain: "tff.aggregators.UnweightedAggregationFactory",
+) -> "tff.aggregators.UnweightedAggregationFactory":
     """Returns a mean that passes an unused state on, of the size of BLT noise's state."""
     import tensorflow as tf
     import tensorflow_federated as tff
@@ -146,7 +153,7 @@ def _passed_state(plain: Any) -> Any:
     from mf_aggregators.tff.tensor_rows import TensorNoise
 
     class Passing(tff.aggregators.UnweightedAggregationFactory):
-        def create(self, value_type: Any) -> tff.templates.AggregationProcess:
+        def create(self, value_type: tff.Type) -> tff.templates.AggregationProcess:
             mean = plain.create(value_type)
             kinds = tff.structure.flatten(value_type)
             specs = tuple(tf.TensorSpec(kind.shape, kind.dtype) for kind in kinds)
@@ -156,23 +163,23 @@ def _passed_state(plain: Any) -> Any:
             ]
 
             @tff.tensorflow.computation
-            def start() -> Any:
+            def start() -> processes.NoiseState:
                 zero, two = tf.zeros([], tf.int64), tf.zeros([2], tf.int64)
                 history = tuple(tf.zeros(size, tf.float64) for size in sizes)
                 return processes.NoiseState(zero, zero, two, two, tf.zeros([3], tf.int64), history)
 
             @tff.tensorflow.computation
-            def following(state: Any) -> Any:
+            def following(state: processes.NoiseState) -> processes.NoiseState:
                 return state._replace(round_index=state.round_index + 1)
 
             @tff.federated_computation
-            def initialize() -> Any:
+            def initialize() -> tff.Value:
                 return tff.federated_eval(start, tff.SERVER)
 
             @tff.federated_computation(
                 initialize.type_signature.result, tff.FederatedType(value_type, tff.CLIENTS)
             )
-            def advance(state: Any, values: Any) -> tff.templates.MeasuredProcessOutput:
+            def advance(state: tff.Value, values: tff.Value) -> tff.templates.MeasuredProcessOutput:
                 found = mean.next(mean.initialize(), values)
                 after = tff.federated_map(following, state)
                 return tff.templates.MeasuredProcessOutput(after, found.result, found.measurements)
@@ -189,8 +196,10 @@ def _cpu_seconds() -> float:
     return sum(time.user + time.system for time in times)
 
 
-def _fields(names: list[str], seconds: np.ndarray, cpu: np.ndarray) -> dict[str, Any]:
-    fields: dict[str, Any] = {}
+def _fields(
+    names: list[str], seconds: np.ndarray, cpu: np.ndarray
+) -> dict[str, float | list[float]]:
+    fields: dict[str, float | list[float]] = {}
     for kind, found in (("seconds", seconds), ("cpu_seconds", cpu)):
         for name, times in zip(names, found, strict=True):
             fields[f"{name}_{kind}"] = float(np.median(times))

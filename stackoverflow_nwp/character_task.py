@@ -1,8 +1,7 @@
 """TFF's Shakespeare task of predicting the next character, with TFF's model and preprocessing."""
 
 import collections
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -16,7 +15,7 @@ from tensorflow_federated.python.simulation.baselines.shakespeare import (
 
 from mf_aggregators import random_streams
 from simulations.training import training_parts
-from simulations.training.federated_task import HELDOUT, TEST, FederatedTask
+from simulations.training.federated_task import HELDOUT, TEST, FederatedTask, integers
 from simulations.training.training_parts import keras_evaluation
 from stackoverflow_nwp.shakespeare import CHARACTER_MODEL, Speeches
 
@@ -27,7 +26,7 @@ _SEQUENCE_LENGTH = CHARACTER_MODEL["sequence_length"]
 _PADDING = char_prediction_preprocessing.get_special_tokens()[0]
 
 
-def federated_task(speeches: Speeches, options: Mapping[str, Any], seed: int) -> FederatedTask:
+def federated_task(speeches: Speeches, options: Mapping[str, object], seed: int) -> FederatedTask:
     """Returns TFF's next-character task on Shakespeare's plays.
 
     Args:
@@ -40,10 +39,13 @@ def federated_task(speeches: Speeches, options: Mapping[str, Any], seed: int) ->
         _SPEC, None, _SEQUENCE_LENGTH, of_split["train"], of_split[TEST]
     )
     preprocess = char_prediction_preprocessing.create_preprocess_fn(_SPEC, _SEQUENCE_LENGTH)
+    wanted = integers(options, "heldout_sentences", "test_sentences")
     pieces = {
-        split: _pieces(of_split[split], preprocess, options[f"{split}_sentences"], seed, number)
+        split: _pieces(of_split[split], preprocess, wanted[number], seed, number)
         for number, split in enumerate((HELDOUT, TEST))
     }
+    in_round = ("batch_size", "client_epochs", "sentences_per_client")
+    batch_size, epochs, most = integers(options, *in_round)
     evaluation = keras_evaluation(_compiled_model)
 
     def evaluate(weights: Sequence[np.ndarray], split: str) -> Mapping[str, float]:
@@ -55,9 +57,9 @@ def federated_task(speeches: Speeches, options: Mapping[str, Any], seed: int) ->
         client_ids=tuple(of_split["train"].client_ids),
         client_dataset=training_parts.client_datasets(
             of_split["train"].preprocess(lambda dataset: preprocess(dataset).unbatch()),
-            options["batch_size"],
-            options["client_epochs"],
-            options["sentences_per_client"],
+            batch_size,
+            epochs,
+            most,
             seed,
         ),
         model_fn=task.model_fn,
@@ -87,7 +89,7 @@ def _client_data(by_role: Mapping[str, Sequence[str]]) -> tff.simulation.dataset
 
 def _pieces(
     client_data: tff.simulation.datasets.ClientData,
-    preprocess: Any,
+    preprocess: Callable[[tf.data.Dataset], tf.data.Dataset],
     at_most: int,
     seed: int,
     number: int,

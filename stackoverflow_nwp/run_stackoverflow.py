@@ -18,7 +18,6 @@ Examples:
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from absl import flags
@@ -29,7 +28,14 @@ from mf_aggregators.commands.command_line import FlagGroup
 from mf_aggregators.kernel import numbers
 from simulations import flag_fields
 from simulations.runs import run_command
-from simulations.training.federated_task import HELDOUT, FederatedTask, TaskCommand, default_texts
+from simulations.training.federated_task import (
+    HELDOUT,
+    FederatedTask,
+    TaskCommand,
+    default_texts,
+    integers,
+    option,
+)
 from stackoverflow_nwp import datasets, shakespeare
 from stackoverflow_nwp.token_arrays import MAX_EAGER_EXAMPLES, open_client_tokens
 
@@ -43,87 +49,90 @@ _MOST_READ = 10
 _BYTES_PER_NUMBER = 4
 
 
-# Default flags of run-stackoverflow for small data sets, by name. max_bands is not a flag: it
-# limits the default number of bands of C, as the separation does.
-SMALL: Mapping[str, Any] = {
-    "vocab_size": 2000,
-    "sequence_length": 20,
-    "embedding_size": 16,
-    "lstm_size": 32,
-    "num_rounds": 200,
-    "clients_per_round": 100,
-    "max_bands": 64,
-    "sentences_per_client": 64,
-    "batch_size": 16,
-    "client_epochs": 1,
-    "client_optimizer": "sgd",
-    "client_learning_rate": 2.0,
-    "server_learning_rate": 1.5,
-    "server_momentum": 0.8,
-    "server_warmup": 0.0,
-    "server_cooldown": 0.4,
-    "clip_norm": 1.2,
-    "zeroing_norm": None,
-    "target_epsilon": 8.0,
-    "delta": 1e-4,
-    "evaluate_every": 10,
-    "heldout_sentences": 2_000,
-    "test_sentences": 20_000,
-}
+@dataclasses.dataclass(frozen=True)
+class _Defaults:
+    """Default flags of run-stackoverflow, by name; without arguments, those for small data sets.
+
+    ``max_bands`` is not a flag: it limits the default number of bands of C, as the separation does.
+    """
+
+    vocab_size: int = 2000
+    sequence_length: int = 20
+    embedding_size: int = 16
+    lstm_size: int = 32
+    num_rounds: int = 200
+    clients_per_round: int = 100
+    max_bands: int = 64
+    sentences_per_client: int = 64
+    batch_size: int = 16
+    client_epochs: int = 1
+    client_optimizer: str = "sgd"
+    client_learning_rate: float = 2.0
+    server_learning_rate: float = 1.5
+    server_momentum: float = 0.8
+    server_warmup: float = 0.0
+    server_cooldown: float = 0.4
+    clip_norm: float = 1.2
+    zeroing_norm: float | None = None
+    target_epsilon: float = 8.0
+    delta: float = 1e-4
+    evaluate_every: int = 10
+    heldout_sentences: int = 2_000
+    test_sentences: int = 20_000
+
+
+SMALL = _Defaults()
 
 # Default flags for StackOverflow, from BandMF Sec. 6 and App. I: 2052 rounds of 1000 clients, six
 # participations at least 342 rounds apart. The run's noise rows take 6 GB of disk.
-PAPER: Mapping[str, Any] = {
-    **SMALL,
-    "vocab_size": 10_000,
-    "embedding_size": 96,
-    "lstm_size": 670,
-    "num_rounds": 2052,
-    "clients_per_round": 1000,
-    "max_bands": 342,
-    "sentences_per_client": 256,
-    "client_learning_rate": 1.0,
-    "server_learning_rate": 0.5,
-    "server_momentum": 0.95,
-    "server_warmup": 0.15,
-    "server_cooldown": 0.25,
-    "clip_norm": 1.0,
-    "zeroing_norm": 1.0,
-    "delta": 1e-6,
-    "evaluate_every": 20,
-    "heldout_sentences": 10_000,
-    "test_sentences": 100_000,
-}
+PAPER = _Defaults(
+    vocab_size=10_000,
+    embedding_size=96,
+    lstm_size=670,
+    num_rounds=2052,
+    clients_per_round=1000,
+    max_bands=342,
+    sentences_per_client=256,
+    client_learning_rate=1.0,
+    server_learning_rate=0.5,
+    server_momentum=0.95,
+    server_warmup=0.15,
+    server_cooldown=0.25,
+    clip_norm=1.0,
+    zeroing_norm=1.0,
+    delta=1e-6,
+    evaluate_every=20,
+    heldout_sentences=10_000,
+    test_sentences=100_000,
+)
 
 # Default flags for words of Shakespeare's plays. A third of the 1,113 roles take part in each
 # round: with fewer, the noise would exceed their updates. The vocabulary has 4,000 words: with
 # 2,000, a ninth of the text is out of vocabulary, and a model learns to predict unknown words.
-PLAYS: Mapping[str, Any] = {
-    **SMALL,
-    "vocab_size": 4_000,
-    "num_rounds": 30,
-    "clients_per_round": 370,
-    "sentences_per_client": 16,
-    "server_learning_rate": 1.0,
-    "evaluate_every": 5,
-    "heldout_sentences": 1_000,
-    "test_sentences": 5_000,
-}
+PLAYS = _Defaults(
+    vocab_size=4_000,
+    num_rounds=30,
+    clients_per_round=370,
+    sentences_per_client=16,
+    server_learning_rate=1.0,
+    evaluate_every=5,
+    heldout_sentences=1_000,
+    test_sentences=5_000,
+)
 
 # Default flags for characters of Shakespeare's plays, TFF's own task. TFF's model is large for this
 # number of clients.
-CHARACTERS: Mapping[str, Any] = {
-    **PLAYS,
-    **shakespeare.CHARACTER_MODEL,
-    "num_rounds": 40,
-    "clients_per_round": 20,
-    "sentences_per_client": 16,
-    "batch_size": 4,
-    "client_learning_rate": 1.0,
-    "server_learning_rate": 0.3,
-    "heldout_sentences": 200,
-    "test_sentences": 1_000,
-}
+CHARACTERS = dataclasses.replace(
+    _Defaults(**{**vars(PLAYS), **shakespeare.CHARACTER_MODEL}),
+    num_rounds=40,
+    clients_per_round=20,
+    sentences_per_client=16,
+    batch_size=4,
+    client_learning_rate=1.0,
+    server_learning_rate=0.3,
+    heldout_sentences=200,
+    test_sentences=1_000,
+)
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -154,11 +163,11 @@ def define_flags(values: flags.FlagValues) -> None:
     model.boolean("shared_embedding", texts["shared_embedding"], False)
 
 
-def defaults(values: flags.FlagValues) -> Mapping[str, Any]:
+def defaults(values: flags.FlagValues) -> Mapping[str, object]:
     """Returns the default flags for the data set; for StackOverflow, the papers' values."""
     if values.dataset == datasets.SHAKESPEARE:
-        return CHARACTERS if values.characters else PLAYS
-    return PAPER if values.dataset == datasets.STACKOVERFLOW else SMALL
+        return vars(CHARACTERS if values.characters else PLAYS)
+    return vars(PAPER if values.dataset == datasets.STACKOVERFLOW else SMALL)
 
 
 def _default_texts() -> Mapping[str, str]:
@@ -167,11 +176,11 @@ def _default_texts() -> Mapping[str, str]:
             return "none"
         return f"{value:g}" if isinstance(value, float) else str(value)
 
-    texts = default_texts(SMALL, PAPER, f"--dataset={datasets.STACKOVERFLOW}", text)
-    usual = SMALL
+    usual = vars(SMALL)
+    texts = default_texts(usual, vars(PAPER), f"--dataset={datasets.STACKOVERFLOW}", text)
     for others, condition in (
-        (PLAYS, f"--dataset={datasets.SHAKESPEARE}"),
-        (CHARACTERS, "--characters"),
+        (vars(PLAYS), f"--dataset={datasets.SHAKESPEARE}"),
+        (vars(CHARACTERS), "--characters"),
     ):
         for name in texts:
             if others[name] != usual[name]:
@@ -180,7 +189,7 @@ def _default_texts() -> Mapping[str, str]:
     return texts
 
 
-def check_flags(options: Mapping[str, Any]) -> None:
+def check_flags(options: Mapping[str, object]) -> None:
     """Checks the flags of the task; raises ValueError if one is out of its range."""
     for name in _COUNTS:
         numbers.positive_integer(options[name], f"--{name}")
@@ -203,7 +212,7 @@ class NextWordData:
     """Data of a run that predicts words, made of a data set of text and the run's flags."""
 
     text: datasets.FederatedText
-    options: Mapping[str, Any]
+    options: Mapping[str, object]
 
     @property
     def name(self) -> str:
@@ -225,19 +234,22 @@ class NextWordData:
 
         from stackoverflow_nwp.task import ACCURACY, ClientDatasets, NextWordTask, all_sentences
 
-        options = self.options
-        sizes = ("vocab_size", "sequence_length", *_OF_MODEL, "shared_embedding")
-        task = NextWordTask(*(options[name] for name in sizes))
-        contents, words = self.text.contents, self.text.vocabulary(options["vocab_size"])
-        length = options["sequence_length"]
+        options, sizes = self.options, ("vocab_size", "sequence_length", *_OF_MODEL)
+        vocabulary, length, embedding, units = integers(options, *sizes)
+        shared = inputs.part(options["shared_embedding"], bool)
+        task = NextWordTask(vocabulary, length, embedding, units, shared)
+        contents, words = self.text.contents, self.text.vocabulary(vocabulary)
+        in_round = ("sentences_per_client", "batch_size", "client_epochs")
+        most, batch_size, epochs = integers(options, *in_round)
+        num_heldout, num_test = integers(options, "heldout_sentences", "test_sentences")
         splits = {"train": open_client_tokens(contents, "train", words, length)}
-        for split in ("heldout", "test"):
+        for split, wanted in (("heldout", num_heldout), ("test", num_test)):
             # Limit the sentences in memory: if a split has many more than needed, clients are read
             # one by one.
-            at_most = min(_MOST_READ * options[f"{split}_sentences"], MAX_EAGER_EXAMPLES)
+            at_most = min(_MOST_READ * wanted, MAX_EAGER_EXAMPLES)
             splits[split] = open_client_tokens(contents, split, words, length, at_most)
-        heldout = all_sentences(splits["heldout"], options["heldout_sentences"], seed, 0)
-        test = all_sentences(splits["test"], options["test_sentences"], seed, 1)
+        heldout = all_sentences(splits["heldout"], num_heldout, seed, 0)
+        test = all_sentences(splits["test"], num_test, seed, 1)
         counted = all_sentences(splits["train"], _COUNTED_SENTENCES, seed, 2)
         tf.keras.utils.set_random_seed(seed % 2**32)
         initial_weights = tuple(task.keras_model().get_weights())
@@ -249,13 +261,7 @@ class NextWordData:
 
         return FederatedTask(
             client_ids=tuple(splits["train"].client_ids),
-            client_dataset=ClientDatasets(
-                splits["train"],
-                options["sentences_per_client"],
-                options["batch_size"],
-                options["client_epochs"],
-                seed,
-            ),
+            client_dataset=ClientDatasets(splits["train"], most, batch_size, epochs, seed),
             model_fn=task.model_fn(),
             initial_weights=initial_weights,
             evaluate=evaluate,
@@ -272,7 +278,7 @@ class CharacterData:
     """Data of a run that predicts characters, made of Shakespeare's plays and the run's flags."""
 
     speeches: shakespeare.Speeches
-    options: Mapping[str, Any]
+    options: Mapping[str, object]
 
     @property
     def name(self) -> str:
@@ -295,16 +301,18 @@ class CharacterData:
         return character_task.federated_task(self.speeches, self.options, seed)
 
 
-def open_data(options: Mapping[str, Any]) -> NextWordData | CharacterData:
+def open_data(options: Mapping[str, object]) -> NextWordData | CharacterData:
     """Opens the data set of a run, making or downloading it the first time.
 
     Raises:
       ValueError: If there is no such data set, or it is too small for the flags.
     """
-    cohort = options["simulated_clients"] or options["clients_per_round"]
+    length, cohort = integers(options, "sequence_length", "clients_per_round")
+    cohort = option(options, int, "simulated_clients") or cohort
+    cache = option(options, str, "cache_dir")
     if options["characters"]:
         with command_line.naming("dataset"):
-            data = CharacterData(datasets.load_speeches(options["cache_dir"]), options)
+            data = CharacterData(datasets.load_speeches(cache), options)
             if data.num_clients < cohort:
                 raise ValueError(
                     f"{data.name} has {data.num_clients} roles, fewer than the {cohort} needed: "
@@ -312,14 +320,12 @@ def open_data(options: Mapping[str, Any]) -> NextWordData | CharacterData:
                 )
         return data
     with command_line.naming("dataset"):
-        text = datasets.load(options["dataset"], options["cache_dir"], min_train_clients=cohort)
+        text = datasets.load(inputs.part(options["dataset"], str), cache, min_train_clients=cohort)
     # Before anything is written, raise an error if the text has fewer words than --vocab_size.
+    words, embedding, units = integers(options, "vocab_size", *_OF_MODEL)
     with command_line.naming("vocab_size"):
-        text.vocabulary(options["vocab_size"])
+        text.vocabulary(words)
     # Also before, raise an error if the model or the sentences would not fit into memory.
-    embedding, units, words = (
-        options[name] for name in ("embedding_size", "lstm_size", "vocab_size")
-    )
     parameters = words * embedding + 4 * units * (embedding + units) + units * embedding
     inputs.check_memory(
         2 * _BYTES_PER_NUMBER * parameters,
@@ -327,21 +333,21 @@ def open_data(options: Mapping[str, Any]) -> NextWordData | CharacterData:
         "use a smaller --embedding_size or --lstm_size",
     )
     sentences = sum(
-        min(options[f"{split}_sentences"], text.splits[split].examples)
+        min(*integers(options, f"{split}_sentences"), text.splits[split].examples)
         for split in ("heldout", "test")
     )
     inputs.check_memory(
-        _BYTES_PER_NUMBER * sentences * options["sequence_length"],
-        f"{sentences} sentences of {options['sequence_length']} words each",
+        _BYTES_PER_NUMBER * sentences * length,
+        f"{sentences} sentences of {length} words each",
         "use a smaller --sequence_length, or fewer --heldout_sentences and --test_sentences",
     )
     return NextWordData(text, options)
 
 
-def outcome_lines(facts: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
+def outcome_lines(facts: Mapping[str, object]) -> Sequence[tuple[str, str]]:
     """Returns the baseline of always predicting the most frequent word, or character."""
     unit = "character" if "most_frequent_character" in facts else "word"
-    accuracy = run_command.percent(facts[f"most_frequent_{unit}_accuracy"])
+    accuracy = run_command.percent(option(facts, float, f"most_frequent_{unit}_accuracy"))
     return [(f"always {facts[f'most_frequent_{unit}']!r}", str(accuracy))]
 
 

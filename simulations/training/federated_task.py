@@ -122,6 +122,11 @@ def option(options: Mapping[str, object], kind: type[_Option], name: str) -> _Op
     return None if options[name] is None else inputs.part(options[name], kind)
 
 
+def integers(options: Mapping[str, object], *names: str) -> tuple[int, ...]:
+    """Returns the values of options that are integers; raises TypeError if one is not."""
+    return tuple(inputs.part(options[name], int) for name in names)
+
+
 def default_texts(
     defaults: Mapping[str, object],
     others: Mapping[str, object],
@@ -234,9 +239,7 @@ class ImageData:
         Args:
           seed: Seed for the initial weights and the order of a client's images in a round.
         """
-        batch_size, epochs = (
-            inputs.part(self.options[name], int) for name in ("batch_size", "client_epochs")
-        )
+        batch_size, epochs = integers(self.options, "batch_size", "client_epochs")
         return image_task(self.images, self.keras_model, batch_size, epochs, seed)
 
 

@@ -35,7 +35,7 @@ def tokens(text: datasets.FederatedText) -> ClientTokens:
 @pytest.mark.long
 def test_the_papers_model_has_the_papers_size() -> None:
     paper = run_stackoverflow.PAPER
-    task = NextWordTask(paper["vocab_size"], 20, paper["embedding_size"], paper["lstm_size"], False)
+    task = NextWordTask(paper.vocab_size, 20, paper.embedding_size, paper.lstm_size, False)
     assert task.keras_model().count_params() == 4_050_748
 
 
