@@ -6,13 +6,12 @@ No experiment imports this, so that a change here makes no number void.
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import matplotlib.axes
 import matplotlib.figure
 import numpy as np
 
-from mf_aggregators import figures
+from mf_aggregators import figures, inputs
 from reproduction.experiment import Data, Drawing, decode_levels
 from simulations.runs import run_reports
 
@@ -73,31 +72,35 @@ _CURVES = {
 def _curves(kind: str, data: Data) -> matplotlib.figure.Figure:
     over, values, title, x, y, logarithmic = _CURVES[kind]
     curves = (
-        data[values]
+        inputs.part(data, dict, values)
         if values
         else {
             "printed": data["printed"],
             "exact (privacy loss distribution)": data["exact"],
         }
     )
-    words = {"delta": run_reports.scientific(data["delta"])} if "delta" in data else {}
-    is_ratio = kind == "ratios by epsilon"
+    words = {"delta": _delta(data)} if "delta" in data else {}
+    places, is_ratio = inputs.part(data, list, over), kind == "ratios by epsilon"
     figure, axes = _one_panel()
     figures.lines(
         axes,
-        {name: (data[over], each) for name, each in curves.items()},
+        {name: (places, each) for name, each in curves.items()},
         title=title.format(**{**data, **words}),
         x=x,
         y=y,
         logarithmic=logarithmic,
-        places=None if is_ratio else data[over],
+        places=None if is_ratio else places,
         levels={"the same RMSE": 1.0} if is_ratio else None,
     )
     return figure
 
 
+def _delta(data: Data) -> str:
+    return run_reports.scientific(inputs.part(data, float, "delta"))
+
+
 def _variances_by_round(data: Data) -> matplotlib.figure.Figure:
-    panels = data["panels"]
+    panels = inputs.part(data, dict, "panels")
     figure, (row,) = figures.panels(1, len(panels), (8.0 if len(panels) == 1 else 5.6, 4.2))
     chosen = figures.styles([name for curves in panels.values() for name in curves])
     for axes, (title, curves) in zip(row, panels.items(), strict=True):
@@ -116,13 +119,11 @@ def _variances_by_round(data: Data) -> matplotlib.figure.Figure:
 
 def _losses_by_time(data: Data) -> matplotlib.figure.Figure:
     figure, axes = _one_panel((7.0, 4.2))
-    styles = figures.styles(list(data["courses"]))
+    courses = inputs.part(data, dict, "courses")
+    styles = figures.styles(list(courses))
     figures.lines(
         axes,
-        {
-            method: (course["seconds"], course["above_least"])
-            for method, course in data["courses"].items()
-        },
+        {name: (course["seconds"], course["above_least"]) for name, course in courses.items()},
         # Lines have no markers, because each method has another number of points.
         own_styles={name: {**style, "marker": ""} for name, style in styles.items()},
         title=f"Loss of Eq. 2 above the least, prefix sum, n = {data['num_rounds']}",
@@ -135,7 +136,7 @@ def _losses_by_time(data: Data) -> matplotlib.figure.Figure:
 
 def _entries(data: Data) -> matplotlib.figure.Figure:
     figure, grid = figures.panels(3, 2, (4.4, 3.3))
-    for column, (label, matrix) in enumerate(data["matrices"].items()):
+    for column, (label, matrix) in enumerate(inputs.part(data, dict, "matrices").items()):
         for row, (name, words) in enumerate(
             (
                 ("entries", f"{label}: entries over {data['largest']:.2f}"),
@@ -156,9 +157,9 @@ def _entries(data: Data) -> matplotlib.figure.Figure:
 
 
 def _errors_over_the_least(data: Data) -> matplotlib.figure.Figure:
-    names = data["mechanisms"]
-    figure, (row,) = figures.panels(1, len(data["errors"]), (4.8, names), sharey=True)
-    for axes, (label, errors) in zip(row, data["errors"].items(), strict=True):
+    names, every = inputs.part(data, list, "mechanisms"), inputs.part(data, dict, "errors")
+    figure, (row,) = figures.panels(1, len(every), (4.8, names), sharey=True)
+    for axes, (label, errors) in zip(row, every.items(), strict=True):
         figures.bars(
             axes,
             names,
@@ -172,7 +173,7 @@ def _errors_over_the_least(data: Data) -> matplotlib.figure.Figure:
 
 
 def _strategies(data: Data) -> matplotlib.figure.Figure:
-    found = data["matrices"]
+    found = inputs.part(data, dict, "matrices")
     figure, grid = figures.panels(-(-len(found) // 2), 4, (2.6, 2.75))
     for place, (label, matrices) in enumerate(found.items()):
         for offset, (name, levels) in enumerate(matrices.items()):
@@ -190,8 +191,9 @@ def _strategies(data: Data) -> matplotlib.figure.Figure:
 
 
 def _tree(data: Data) -> matplotlib.figure.Figure:
-    figure, (row,) = figures.panels(1, len(data["matrices"]), (6.0, 3.4))
-    for axes, (title, levels) in zip(row, data["matrices"].items(), strict=True):
+    found = inputs.part(data, dict, "matrices")
+    figure, (row,) = figures.panels(1, len(found), (6.0, 3.4))
+    for axes, (title, levels) in zip(row, found.items(), strict=True):
         matrix = decode_levels(levels)
         figures.heat_map(figure, axes, matrix, title=f"{title}, n = {data['num_rounds']}")
     return figure
@@ -219,8 +221,8 @@ def _grid(
             fontsize=8,
             color=_text_colour(image.cmap(image.norm(value))),
         )
-    axes.set_xticks(range(columns), [str(epochs) for epochs in data["epochs"]])
-    axes.set_yticks(range(rows), [f"{epsilon:g}" for epsilon in data["epsilons"]])
+    axes.set_xticks(range(columns), [*map(str, inputs.part(data, list, "epochs"))])
+    axes.set_yticks(range(rows), [f"{each:g}" for each in inputs.part(data, list, "epsilons")])
     axes.grid(False)
     figures.describe(axes, title=title, x="epochs", y="epsilon")
     figure.colorbar(image, ax=axes, shrink=0.9, label=bar)
@@ -236,8 +238,8 @@ def _text_colour(background: Sequence[float]) -> str:
 
 
 def _best_bands(data: Data) -> matplotlib.figure.Figure:
-    n, delta = data["num_rounds"], run_reports.scientific(data["delta"])
-    title = f"Best number of bands, n = {n}, delta {delta}"
+    n = inputs.part(data, int, "num_rounds")
+    title = f"Best number of bands, n = {n}, delta {_delta(data)}"
     return _grid(
         data, np.array(data["bands"]), "{}", title, "log2 of the number", (0.0, math.log2(n))
     )
@@ -251,7 +253,7 @@ def _ratios_of_rmse(data: Data) -> matplotlib.figure.Figure:
 
 
 def _epsilons_of_rho(data: Data) -> matplotlib.figure.Figure:
-    curves = data["curves"]
+    curves = inputs.part(data, dict, "curves")
     figure, (row,) = figures.panels(1, len(curves), (4.6, 3.6))
     for axes, (name, curve) in zip(row, curves.items(), strict=True):
         figures.lines(
@@ -262,15 +264,12 @@ def _epsilons_of_rho(data: Data) -> matplotlib.figure.Figure:
             y="epsilon",
             levels={"printed": curve["printed"]},
         )
-    figures.heading(
-        figure,
-        f"Epsilon at delta {run_reports.scientific(data['delta'])} of a rho, real normal noise",
-    )
+    figures.heading(figure, f"Epsilon at delta {_delta(data)} of a rho, real normal noise")
     return figure
 
 
 def _trained(data: Data) -> matplotlib.figure.Figure:
-    configurations = data["configurations"]
+    configurations = inputs.part(data, list, "configurations")
     targets = sorted({each["epsilon"] for each in configurations})
     chosen = _styles_of_configurations([each["label"] for each in configurations])
     of_targets = {
@@ -305,7 +304,13 @@ def _trained(data: Data) -> matplotlib.figure.Figure:
     for axes, (target, group, own) in zip(places[len(targets) :], by_round, strict=False):
         figures.lines(
             axes,
-            {each["label"]: (each["rounds"], each["held_out"]) for each in own},
+            {
+                inputs.part(each, str, "label"): (
+                    inputs.part(each, list, "rounds"),
+                    inputs.part(each, list, "held_out"),
+                )
+                for each in own
+            },
             title=f"By round, epsilon {target:g}{group}",
             x="round",
             y="held-out accuracy, %",
@@ -316,7 +321,7 @@ def _trained(data: Data) -> matplotlib.figure.Figure:
 
 def _accuracies_by_epsilon(data: Data) -> matplotlib.figure.Figure:
     figure, axes = _one_panel((7.4, 4.4))
-    mechanisms = data["mechanisms"]
+    mechanisms = inputs.part(data, list, "mechanisms")
     chosen = figures.styles([each["label"] for each in mechanisms])
     every = sorted({epsilon for each in mechanisms for epsilon in each["epsilons"]})
     figures.lines(
@@ -329,12 +334,12 @@ def _accuracies_by_epsilon(data: Data) -> matplotlib.figure.Figure:
             ],
             chosen,
         ),
-        title=data["data_set"],
+        title=inputs.part(data, str, "data_set"),
         x="epsilon",
         y="test accuracy, %, with 95 % intervals",
         logarithmic="x",
         places=every,
-        levels={"without noise": data["without_noise"]},
+        levels={"without noise": inputs.part(data, float, "without_noise")},
         own_styles=chosen,
     )
     return figure
@@ -343,14 +348,17 @@ def _accuracies_by_epsilon(data: Data) -> matplotlib.figure.Figure:
 def _with_intervals(
     axes: matplotlib.axes.Axes,
     mechanisms: Sequence[tuple[Data, Sequence[float]]],
-    chosen: Mapping[str, Mapping[str, Any]],
+    chosen: Mapping[str, Mapping[str, object]],
 ) -> dict[str, tuple[Sequence[float], Sequence[float]]]:
     """Draws each mechanism's intervals at its places; returns the curves of mean accuracies."""
+    curves: dict[str, tuple[Sequence[float], Sequence[float]]] = {}
     for each, places in mechanisms:
-        widths = [width or 0.0 for width in each["half_widths"]]
-        colour = chosen[each["label"]]["color"]
-        axes.errorbar(places, each["means"], widths, color=colour, linestyle="", capsize=3)
-    return {each["label"]: (places, each["means"]) for each, places in mechanisms}
+        widths = [width or 0.0 for width in inputs.part(each, list, "half_widths")]
+        label, means = inputs.part(each, str, "label"), inputs.part(each, list, "means")
+        curves[label] = places, means
+        colour = chosen[label]["color"]
+        axes.errorbar(places, means, widths, color=colour, linestyle="", capsize=3)
+    return curves
 
 
 def _beside(epsilons: Sequence[float], place: int, number: int) -> list[float]:
@@ -358,7 +366,7 @@ def _beside(epsilons: Sequence[float], place: int, number: int) -> list[float]:
     return [epsilon * 1.03 ** (place - (number - 1) / 2) for epsilon in epsilons]
 
 
-def _styles_of_configurations(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
+def _styles_of_configurations(labels: Sequence[str]) -> dict[str, dict[str, object]]:
     """Returns line styles by label; if there are many labels, schedules do not affect the style.
 
     Configurations that differ in their schedules alone then look alike, but share no panel.
@@ -378,7 +386,7 @@ def _groups(
         return [("", list(configurations))] if configurations else []
     found: dict[str, list[Data]] = {}
     for each in configurations:
-        found.setdefault(each["label"].partition(", ")[2], []).append(each)
+        found.setdefault(inputs.part(each, str, "label").partition(", ")[2], []).append(each)
     return [
         (f", {schedule or 'constant rate'}", own[start : start + _MOST_CURVES])
         for schedule, own in found.items()
@@ -387,7 +395,7 @@ def _groups(
 
 
 def _learning_rates(data: Data) -> matplotlib.figure.Figure:
-    mechanisms = data["mechanisms"]
+    mechanisms = inputs.part(data, list, "mechanisms")
     targets = sorted({each["epsilon"] for each in mechanisms})
     chosen = figures.styles([each["label"] for each in mechanisms])
     quantities = list(mechanisms[0]["errors"])
@@ -395,8 +403,8 @@ def _learning_rates(data: Data) -> matplotlib.figure.Figure:
     figure, places = run_reports.panels(len(quantities) + len(targets), (5.0, 3.9))
     for axes, quantity in zip(places, quantities, strict=False):
         errors = np.array([each["errors"][quantity] for each in mechanisms])
-        curves: dict[str, Any] = {}
-        styles: dict[str, dict[str, Any]] = {}
+        curves: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        styles: dict[str, dict[str, object]] = {}
         for label, style in chosen.items():
             own = [place for place, each in enumerate(mechanisms) if each["label"] == label]
             curves[label] = errors[own], np.array(best)[own]

@@ -8,11 +8,11 @@ import pathlib
 import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
-from mf_aggregators import factorizations, workloads
+from mf_aggregators import factorizations, inputs, workloads
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import Participation, SingleParticipation
 from mf_aggregators.planning import planner
@@ -22,7 +22,7 @@ DENISOV = "Denisov et al.: Improved DP for SGD on Adaptive Streams"
 MCMAHAN = "McMahan, Rush, Thakurta: Private Online Prefix Sums"
 
 # The data of a figure, as JSON-able values.
-Data: TypeAlias = Mapping[str, Any]
+Data: TypeAlias = Mapping[str, object]
 
 AGREES = "agrees"
 DIFFERS = "differs"
@@ -144,7 +144,7 @@ class Row:
             words.append(self.reason)
         return "; ".join(words) or None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Returns the row as ``--format=json`` has it; a number that is not finite is None."""
         return {
             "experiment": self.experiment,
@@ -222,7 +222,7 @@ class Workspace:
     training: TrainingPlace | None = None
 
     def factorization(
-        self, description: Mapping[str, Any], compute: Callable[[], Factorization]
+        self, description: Mapping[str, object], compute: Callable[[], Factorization]
     ) -> Factorization:
         """Returns a factorization from the cache, or computes and caches it.
 
@@ -410,6 +410,6 @@ def decode_levels(encoded: Data) -> np.ndarray:
     Returns:
       (rows, columns) float64.
     """
-    levels = np.frombuffer(zlib.decompress(base64.b64decode(encoded["levels"])), np.int8)
-    matrix: np.ndarray = levels.reshape(encoded["shape"]) * (encoded["largest"] / _MOST_LEVEL)
-    return matrix
+    text, largest = inputs.part(encoded, str, "levels"), inputs.part(encoded, float, "largest")
+    levels = np.frombuffer(zlib.decompress(base64.b64decode(text)), np.int8)
+    return levels.reshape(inputs.part(encoded, list, "shape")) * (largest / _MOST_LEVEL)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import mf_aggregators as mfa
+from mf_aggregators import inputs
 from reproduction import small_models
 from reproduction.experiment import TrainingPlace, Workspace
 
@@ -124,19 +125,18 @@ def test_a_small_comparison(
         # A search for the noise of a sampling scheme ends a little below.
         assert result["epsilon"] == pytest.approx(8.0, rel=1e-3)
         privacy = json.loads(path.with_name("privacy.json").read_text())
-        assert privacy["status"] == "finished"
-        assert privacy["keeps_plan"] is True
+        assert (privacy["status"], privacy["keeps_plan"]) == ("finished", True)
         is_sampled = "amplified" in path.parent.parent.name
         assert (privacy["planned"]["sampling"] is not None) == is_sampled
         if not is_sampled:
             kept = privacy["participation"]["observed"]
             assert (kept["separation"], kept["max_participations"]) == (3, 2)
-    accuracies = [
-        json.loads(path.read_text())["test_accuracy"] for path in results if "blt" in str(path)
-    ]
+    of_blt = [path for path in results if "blt" in str(path)]
+    accuracies = [json.loads(path.read_text())["test_accuracy"] for path in of_blt]
     (row,) = [row for row in outcome.rows if row.row.endswith("BLT")]
     assert row.ours == pytest.approx(100 * np.mean(accuracies))
-    (shown,) = [each for each in outcome.drawing.data["mechanisms"] if each["label"] == "BLT"]
+    mechanisms = inputs.part(outcome.drawing.data, list, "mechanisms")
+    (shown,) = [each for each in mechanisms if each["label"] == "BLT"]
     assert (shown["epsilons"], shown["means"]) == ([8.0], [pytest.approx(row.ours, rel=1e-5)])
     # Nothing is trained again, nor read.
     before = {path: path.read_bytes() for path in results}
