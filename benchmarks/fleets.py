@@ -26,7 +26,6 @@ import itertools
 import math
 import sys
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from absl import flags
@@ -247,7 +246,7 @@ def best_pair(
     return found
 
 
-def tried(index: int, simulations: int) -> dict[str, Any]:
+def tried(index: int, simulations: int) -> dict[str, object]:
     """Makes a plan for a random fleet, and returns how it does in both simulators.
 
     Args:
@@ -276,7 +275,7 @@ def tried(index: int, simulations: int) -> dict[str, Any]:
         "together": together,
         "both": lambda each: alone(each) and together(each),
     }
-    found: dict[str, Any] = {"index": index, "num_rounds": num_rounds, "fleet": other.planned}
+    found: dict[str, object] = {"index": index, "num_rounds": num_rounds, "fleet": other.planned}
     try:
         plan = other.planned.choose(num_rounds)[0]
     except ValueError:
@@ -284,12 +283,13 @@ def tried(index: int, simulations: int) -> dict[str, Any]:
     found["plan"] = plan.participation
     for name, run in _SIMULATORS.items():
         found[f"survives {name}"] = run(other, num_rounds, plan.participation, 10**6 + index)
+    bests: dict[str, MinSeparation | None] = {}
     for name, test in tests.items():
         best = best_pair(num_rounds, other.planned, plan.participation.max_participations, test)
-        found[f"best {name}"] = best
+        bests[name] = found[f"best {name}"] = best
         noise = math.inf if best is None else fleets.noise_of(num_rounds, best)
         found[f"noise {name}"] = plan.noise / noise
-    best = found["best alone"]
+    best = bests["alone"]
     found["best alone survives together"] = best is not None and together(best)
     return found
 
@@ -314,10 +314,10 @@ def main(values: flags.FlagValues) -> None:
     planned = [each for each in results if "plan" in each]
     lines = [
         ("fleets, planned", f"{len(results)}, {len(planned)}"),
-        ("refused wrongly", str(sum(each.get("wrongly", False) for each in results))),
+        ("refused wrongly", str(sum(bool(each.get("wrongly")) for each in results))),
     ]
     for name in _SIMULATORS:
-        alive = np.mean([each[f"survives {name}"] for each in planned])
+        alive = np.mean([bool(each[f"survives {name}"]) for each in planned])
         lines.append((f"survive where devices drop out {name}", f"{100 * alive:.1f} %"))
     for name in (*_SIMULATORS, "both"):
         ratios = np.array([each[f"noise {name}"] for each in planned])
@@ -325,7 +325,7 @@ def main(values: flags.FlagValues) -> None:
         above = 100 * (np.median(ratios) - 1)
         text = f"{100 * near:.1f} % within 5 %; median {above:+.1f} %, largest {np.max(ratios):.2f}"
         lines.append((f"noise over the best that survives {name}", text))
-    share = np.mean([each["best alone survives together"] for each in planned])
+    share = np.mean([bool(each["best alone survives together"]) for each in planned])
     lines.append(("best alone, survive where they do together", f"{100 * share:.1f} %"))
     command_line.print_result(values, {"rows": lines}, command_line.table(lines))
 

@@ -29,12 +29,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from absl import flags
 
-from mf_aggregators import participation
+from mf_aggregators import inputs, participation
 from mf_aggregators.commands import command_line
 from mf_aggregators.factorizations import (
     BandedFactorization,
@@ -49,7 +49,7 @@ from mf_aggregators.kernel.rows import BandedNoise, Blocks, NoiseRecursion
 from mf_aggregators.linear_algebra import square_root_bands
 from mf_aggregators.tff import processes
 
-_Fields: TypeAlias = dict[str, Any]
+_Fields: TypeAlias = dict[str, object]
 
 _SEPARATION = 342
 
@@ -125,7 +125,7 @@ def main(values: flags.FlagValues) -> None:
     baseline = _baseline(values.tff)
     lines = [
         (
-            row["name"],
+            inputs.part(row, str, "name"),
             f"{row['milliseconds']:8.1f} ms   {row['ratio']:5.2f} of {baseline} "
             f"({row['baseline_milliseconds']:.1f} ms), mean {row['mean_ratio']:5.2f}   "
             f"memory {row['memory_gb']:.2f} GB   disk {row['disk_gb']:.2f} GB   "
@@ -150,7 +150,7 @@ def _beside(row: _Fields, is_tff: bool) -> str:
     if "against_milliseconds" not in row:
         return ""
     quantity = "ratio" if is_tff else "milliseconds"
-    times = row[quantity] / row[f"against_{quantity}"]
+    times = inputs.part(row, float, quantity) / inputs.part(row, float, f"against_{quantity}")
     return (
         f"   {times:5.2f} times the other version ({row['against_milliseconds']:.1f} ms, "
         f"{row['against_ratio']:.2f} of {_baseline(is_tff)}, {row['against_memory_gb']:.2f} GB)"
@@ -212,14 +212,14 @@ def _measure_alone(values: flags.FlagValues) -> _Fields:
     plain_state = plain.initial_state(seed, seed)
     draw(plain_state)
 
-    def advance(state: Any) -> tuple[float, float, Any]:
+    def advance(state: object) -> tuple[float, float, object]:
         begin = time.perf_counter()
         state = step(state)[-1]
         between = time.perf_counter()
         draw(plain_state)
         return between - begin, time.perf_counter() - between, state
 
-    def at(index: int) -> Any:
+    def at(index: int) -> object:
         return state._replace(round_index=tf.constant(index, tf.int64))
 
     with _PeakMemory() as memory:
@@ -259,14 +259,14 @@ def _measure_in_tff(values: flags.FlagValues) -> _Fields:
     plain = tff.learning.dp_aggregator(0.05 * values.clients, values.clients).create(value_type)
     plain_state = plain.next(plain.initialize(), updates).state
 
-    def advance(state: Any) -> tuple[float, float, Any]:
+    def advance(state: object) -> tuple[float, float, object]:
         begin = time.perf_counter()
         state = process.next(state, updates).state
         between = time.perf_counter()
         plain.next(plain_state, updates)
         return between - begin, time.perf_counter() - between, state
 
-    def at(index: int) -> Any:
+    def at(index: int) -> object:
         (noise,) = processes.states_in(state)
         return noise._replace(round_index=np.int64(index)).put_into(state)
 
@@ -283,10 +283,10 @@ def _recursion(values: flags.FlagValues) -> NoiseRecursion:
 def _timed(
     values: flags.FlagValues,
     recursion: NoiseRecursion,
-    advance: Callable[[Any], tuple[float, float, Any]],
-    at: Callable[[int], Any],
-    state: Any,
-) -> _Fields:
+    advance: Callable[[object], tuple[float, float, object]],
+    at: Callable[[int], object],
+    state: object,
+) -> tuple[float, list[float], list[float]]:
     """Returns the seconds of the first round, and of steady-state rounds with their baseline."""
     blocks = Blocks.of(recursion)
     grows = values.measure.startswith("dense")
@@ -294,7 +294,7 @@ def _timed(
     ours: list[float] = []
     theirs: list[float] = []
 
-    def run(state: Any, rounds: int, keep: bool) -> Any:
+    def run(state: object, rounds: int, keep: bool) -> object:
         for _ in range(rounds):
             seconds, baseline, state = advance(state)
             if keep:
@@ -320,27 +320,31 @@ def _timed(
     else:
         state = run(state, 3, keep=False)
         run(state, min(values.rounds or 20, values.num_rounds - 4), keep=True)
-    return {"first": first, "ours": ours, "theirs": theirs}
+    return first, ours, theirs
 
 
 def _summary(
-    measured: _Fields, start_seconds: float, memory: "_PeakMemory", values: flags.FlagValues
+    measured: tuple[float, list[float], list[float]],
+    start_seconds: float,
+    memory: "_PeakMemory",
+    values: flags.FlagValues,
 ) -> _Fields:
-    ours, theirs = statistics.median(measured["ours"]), statistics.median(measured["theirs"])
+    first, of_rounds, of_baseline = measured
+    ours, theirs = statistics.median(of_rounds), statistics.median(of_baseline)
     directory = pathlib.Path(values.noise_directory)
     disk = sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
     return {
         "milliseconds": 1e3 * ours,
-        "mean_milliseconds": 1e3 * statistics.fmean(measured["ours"]),
-        "most_milliseconds": 1e3 * max(measured["ours"]),
+        "mean_milliseconds": 1e3 * statistics.fmean(of_rounds),
+        "most_milliseconds": 1e3 * max(of_rounds),
         "baseline_milliseconds": 1e3 * theirs,
         "ratio": ours / theirs,
-        "mean_ratio": statistics.fmean(measured["ours"]) / theirs,
+        "mean_ratio": statistics.fmean(of_rounds) / theirs,
         "memory_gb": memory.peak_bytes / 1e9,
         "disk_gb": disk / 1e9,
         "start_seconds": start_seconds,
-        "first_seconds": measured["first"],
-        "rounds_timed": len(measured["ours"]),
+        "first_seconds": first,
+        "rounds_timed": len(of_rounds),
     }
 
 
@@ -377,7 +381,7 @@ class _PeakMemory:
 def _plot(rows: list[_Fields], baseline: str, values: flags.FlagValues) -> None:
     from mf_aggregators import figures
 
-    names = [row["name"] for row in rows]
+    names = [inputs.part(row, str, "name") for row in rows]
     figure, (panels,) = figures.panels(1, 3, (4.0, names), sharey=True)
     columns = (
         ("mean_ratio", "time of a round", f"over {baseline}"),
@@ -388,7 +392,7 @@ def _plot(rows: list[_Fields], baseline: str, values: flags.FlagValues) -> None:
         figures.bars(
             axes,
             names,
-            [row[quantity] for row in rows],
+            [inputs.part(row, float, quantity) for row in rows],
             title=title,
             x=unit,
         )

@@ -18,7 +18,6 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator
-from typing import Any
 
 from absl import flags
 
@@ -86,7 +85,7 @@ def _measured(values: flags.FlagValues, addresses: tuple[str, ...]) -> dict[str,
         return tf.data.Dataset.from_tensor_slices((rows[:, :-1], rows[:, 1:])).batch(8)
 
     timeouts = remote_workers.Timeouts(seconds_to_connect=60.0)
-    contexts: dict[str, Any] = {
+    contexts: dict[str, tff.framework.SyncContext] = {
         "one_process": tff.framework.get_context_stack().current,
         **{
             f"{number}_remote": remote_workers.connect(addresses[:number], timeouts)

@@ -21,7 +21,6 @@ import math
 import pathlib
 import sys
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -78,7 +77,7 @@ METHODS: Mapping[str, tuple[str, tuple[float, float]]] = {
 }
 
 
-def joint_clip_factor(update: Any, weight: float) -> Any:
+def joint_clip_factor(update: jax.Array, weight: float) -> jax.Array:
     """Returns the largest f <= 1 with |f u|^2 + weight |(f u)^2|^2 <= 1, squares by entry.
 
     With it, the joint vector (f u, sqrt(weight) (f u)^2) has an L2 norm of at most 1 whatever u
@@ -97,7 +96,7 @@ def joint_clip_factor(update: Any, weight: float) -> Any:
     return jnp.sqrt(jnp.minimum(1.0, square))
 
 
-def _tensors(vector: Any) -> dict[str, Any]:
+def _tensors(vector: jax.Array) -> dict[str, jax.Array]:
     parts = jnp.split(vector, np.cumsum(_SIZES)[:-1])
     return {
         name: part.reshape(shape)
@@ -120,12 +119,14 @@ def _initial_weights(seed: int) -> np.ndarray:
     return np.concatenate(tensors).astype(np.float32)
 
 
-def _logits(vector: Any, sentences: Any) -> Any:
+def _logits(vector: jax.Array, sentences: jax.Array) -> jax.Array:
     model = _tensors(vector)
     inputs = sentences[:, :-1]
     gates = model["embedding"][inputs] @ model["lstm_input"] + model["lstm_bias"]
 
-    def step(state: Any, gate_inputs: Any) -> Any:
+    def step(
+        state: tuple[jax.Array, jax.Array], gate_inputs: jax.Array
+    ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
         hidden, cell = state
         i, f, g, o = jnp.split(gate_inputs + hidden @ model["lstm_recurrent"], 4, axis=-1)
         cell = jax.nn.sigmoid(f) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
@@ -138,7 +139,7 @@ def _logits(vector: Any, sentences: Any) -> Any:
     return dense @ model["logits"] + model["logits_bias"]
 
 
-def _loss(vector: Any, sentences: Any) -> Any:
+def _loss(vector: jax.Array, sentences: jax.Array) -> jax.Array:
     targets = sentences[:, 1:]
     logits = _logits(vector, sentences)
     losses = (
@@ -147,8 +148,8 @@ def _loss(vector: Any, sentences: Any) -> Any:
     return jnp.sum(losses * (targets > 0)) / jnp.maximum(jnp.sum(targets > 0), 1)
 
 
-def _client_update(vector: Any, sentences: Any) -> Any:
-    def step(current: Any, batch: Any) -> Any:
+def _client_update(vector: jax.Array, sentences: jax.Array) -> jax.Array:
+    def step(current: jax.Array, batch: jax.Array) -> tuple[jax.Array, None]:
         return current - _CLIENT_RATE * jax.grad(_loss)(current, batch), None
 
     trained, _ = jax.lax.scan(step, vector, sentences.reshape(-1, _BATCH, _LENGTH + 1))
@@ -156,7 +157,7 @@ def _client_update(vector: Any, sentences: Any) -> Any:
 
 
 @jax.jit
-def _accuracy(vector: Any, sentences: Any) -> Any:
+def _accuracy(vector: jax.Array, sentences: jax.Array) -> jax.Array:
     """Returns the share of known words that are predicted, without ends of sentences."""
     targets = sentences[:, 1:]
     words = (targets >= 1) & (targets <= _WORDS)
@@ -164,7 +165,7 @@ def _accuracy(vector: Any, sentences: Any) -> Any:
     return jnp.sum(hits & words) / jnp.sum(words)
 
 
-def _clipped(method: str, update: Any, other: Any) -> Any:
+def _clipped(method: str, update: jax.Array, other: float) -> jax.Array:
     """Returns a client's update clipped by a method, in clip norms: its L2 norm is at most 1."""
     update = update / _CLIP
     if method == _RELEASED:
@@ -187,7 +188,14 @@ def _clipped(method: str, update: Any, other: Any) -> Any:
 
 
 @functools.partial(jax.jit, static_argnames=("method",))
-def train(method: str, start: Any, rounds: Any, unit: Any, rate: Any, other: Any) -> Any:
+def train(
+    method: str,
+    start: jax.Array,
+    rounds: Mapping[str, jax.Array],
+    unit: float,
+    rate: float,
+    other: float,
+) -> jax.Array:
     """Trains a model in one run and returns the model.
 
     Args:
@@ -205,14 +213,16 @@ def train(method: str, start: Any, rounds: Any, unit: Any, rate: Any, other: Any
     momentum = other if method == "momentum SGD" else 0.9
     epsilon = other * noise
 
-    def one_round(state: Any, given: Any) -> Any:
+    def one_round(
+        state: tuple[jax.Array, jax.Array, jax.Array], given: Mapping[str, jax.Array]
+    ) -> tuple[tuple[jax.Array, jax.Array, jax.Array], None]:
         model, first, second = state
         scale = jnp.ones_like(model)
         if method == _SCALED:
             scale = jnp.sqrt(second) + epsilon
             scale /= jnp.sqrt(jnp.mean(scale**2))
 
-        def of_client(sentences: Any) -> Any:
+        def of_client(sentences: jax.Array) -> tuple[jax.Array, jax.Array]:
             update = _client_update(model, sentences.astype(jnp.int32))
             clipped = _clipped(method, update / scale, other)
             return clipped, clipped**2
@@ -277,7 +287,7 @@ class Setting:
     separation: int
     unit: float
 
-    def rounds(self, seed: int) -> dict[str, Any]:
+    def rounds(self, seed: int) -> dict[str, np.ndarray]:
         """Returns the inputs of :func:`train` for a run with this seed."""
         generator = np.random.default_rng(seed)
         clients, num_rounds = self.tokens["train"], self.factorization.num_rounds
@@ -338,7 +348,7 @@ class Trials:
 
     def __init__(self, path: pathlib.Path, setting_of_runs: Setting) -> None:
         self._path, self._setting = path, setting_of_runs
-        self._found: dict[tuple[Any, ...], float] = {}
+        self._found: dict[tuple[object, ...], float] = {}
         if path.exists():
             for line in path.read_text(encoding="utf-8").splitlines():
                 try:
@@ -349,7 +359,7 @@ class Trials:
                         f"{path} has lines that are no trials: name another file."
                     ) from None
         self._seed: int | None = None
-        self._rounds: dict[str, Any] = {}
+        self._rounds: dict[str, np.ndarray] = {}
         generator = np.random.default_rng(0)
         self._evaluation = {
             split: generator.permutation(np.concatenate(setting_of_runs.tokens[split]))[:4000]

@@ -24,8 +24,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeAlias
 
 import numpy as np
 from absl import flags
@@ -33,10 +33,14 @@ from absl import flags
 import mf_aggregators as mfa
 from mf_aggregators.commands import command_line
 from mf_aggregators.kernel import draws, integers
+from mf_aggregators.kernel.numbers import IntArray
 from mf_aggregators.noise import fast_tiles
 from mf_aggregators.privacy import ledgers
 
-_MECHANISMS: dict[str, Callable[[int], Any]] = {
+# The seconds of a work, or why it was not timed.
+_Times: TypeAlias = dict[str, float] | str
+_Work: TypeAlias = Callable[[draws.Engine], object]
+_MECHANISMS: dict[str, Callable[[int], mfa.factorizations.Factorization]] = {
     "identity": mfa.factorizations.identity,
     "blt 4": lambda n: mfa.factorizations.blt(n, num_buffers=4),
     "banded 64": lambda n: mfa.factorizations.toeplitz(n, num_bands=64),
@@ -72,51 +76,51 @@ def main(values: flags.FlagValues) -> None:
     generator = np.random.default_rng()
     normals = _median(values, lambda: generator.standard_normal(out=target, dtype="f4"))
     copy = _median(values, lambda: np.copyto(target, source))
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, object]] = []
+    lines_of_works = []
     with contextlib.ExitStack() as stack:
         for name, work, entries, moved, repeats in _works(values, stack):
-            row: dict[str, Any] = {"work": name, "numpy": _with(values, work, repeats, fast=False)}
+            times, limits = {"numpy": _with(values, work, repeats, fast=False)}, {}
             if entries:
-                row["compiled"] = _with(values, work, repeats, fast=True)
-                row["normals"] = normals["processor"] * entries / size
-                row["memory"] = copy["processor"] * entries * moved / (8 * size)
-            rows.append(row)
-            print(f"{name}: {_line(row)}", file=sys.stderr, flush=True)
+                times["compiled"] = _with(values, work, repeats, fast=True)
+                limits["normals"] = normals["processor"] * entries / size
+                limits["memory"] = copy["processor"] * entries * moved / (8 * size)
+            rows.append({"work": name, **times, **limits})
+            lines_of_works.append((name, _line(times, limits)))
+            print(f"{name}: {lines_of_works[-1][1]}", file=sys.stderr, flush=True)
     peers = {"JAX: normals": _normals_of_jax(values), "jax_privacy": _jax_privacy()}
+    cores, after, pace = len(os.sched_getaffinity(0)), os.getloadavg()[0], copy["processor"]
     fields = {
-        "cores": len(os.sched_getaffinity(0)),
-        "load": [before, os.getloadavg()[0]],
+        "cores": cores,
+        "load": [before, after],
         "normals": normals,
-        "gigabytes_per_second": 8e-9 * size / copy["processor"],
+        "gigabytes_per_second": 8e-9 * size / pace,
         "rows": rows,
         "peers": peers,
     }
     lines = [("N, float32 normals", f"{_shown(normals)}, {size} parameters")]
-    lines += [("memory", f"{fields['gigabytes_per_second']:.1f} GB/s, read and written")]
-    lines += [(row["work"], _line(row)) for row in rows]
-    lines += [
-        (name, found if isinstance(found, str) else _shown(found)) for name, found in peers.items()
-    ]
+    lines += [("memory", f"{8e-9 * size / pace:.1f} GB/s, read and written")]
+    lines += [*lines_of_works, *((name, _shown(found)) for name, found in peers.items())]
     if values.tff:
         lines.append(("TFF", _rounds_of_tff()))
-    text = f"{command_line.table(lines)}\n\n{fields['cores']} cores, load {before:.1f} before and "
-    command_line.print_result(values, fields, f"{text}{fields['load'][1]:.1f} after.")
+    text = f"{command_line.table(lines)}\n\n{cores} cores, load {before:.1f} before and "
+    command_line.print_result(values, fields, f"{text}{after:.1f} after.")
 
 
-def _line(row: dict[str, Any]) -> str:
+def _line(times: Mapping[str, _Times], limits: Mapping[str, float]) -> str:
     """Returns a line of the table: a work's times, and how many times its limits they are."""
-    found = [f"NumPy {_shown(row['numpy'])}"]
-    if "compiled" in row:
-        found += [f"compiled {_shown(row['compiled'])}", f"limit {1e3 * row['memory']:.1f} ms"]
-        for kind in ("numpy", "compiled"):
-            if isinstance(row[kind], dict):
-                spent = row[kind]["processor"]
-                ratios = spent / row["normals"], spent / row["memory"]
+    found = [f"NumPy {_shown(times['numpy'])}"]
+    if "compiled" in times:
+        found += [f"compiled {_shown(times['compiled'])}", f"limit {1e3 * limits['memory']:.1f} ms"]
+        for kind, seconds in times.items():
+            if not isinstance(seconds, str):
+                spent = seconds["processor"]
+                ratios = spent / limits["normals"], spent / limits["memory"]
                 found.append(f"{kind} {ratios[0]:.2f} N, {ratios[1]:.1f} limits")
     return ";  ".join(found)
 
 
-def _shown(found: dict[str, float] | str) -> str:
+def _shown(found: _Times) -> str:
     if isinstance(found, str):
         return found
     most = f" (at most {1e3 * found['most']:.0f})" if found["most"] > 2 * found["processor"] else ""
@@ -124,7 +128,7 @@ def _shown(found: dict[str, float] | str) -> str:
 
 
 def _median(
-    values: flags.FlagValues, work: Callable[[], Any], repeats: int = 0
+    values: flags.FlagValues, work: Callable[[], object], repeats: int = 0
 ) -> dict[str, float]:
     """Returns medians of a work's processor and clock seconds, after a warm-up."""
     if repeats != 1:
@@ -139,7 +143,7 @@ def _median(
     return {**medians, "most": max(processor)}
 
 
-def _with(values: flags.FlagValues, work: Callable[..., Any], repeats: int, fast: bool) -> Any:
+def _with(values: flags.FlagValues, work: _Work, repeats: int, fast: bool) -> _Times:
     """Times a work, with or without the compiled functions."""
     os.environ["NUMBA_DISABLE_JIT"] = "0" if fast else "1"
     fast_tiles.load.cache_clear()
@@ -152,7 +156,7 @@ def _with(values: flags.FlagValues, work: Callable[..., Any], repeats: int, fast
 
 def _works(
     values: flags.FlagValues, stack: contextlib.ExitStack
-) -> Iterator[tuple[str, Callable[..., Any], int, int, int]]:
+) -> Iterator[tuple[str, _Work, int, int, int]]:
     """Yields works to measure, with how many entries each goes over and bytes moved per entry.
 
     A work takes an engine. The number of entries is 0 if the work has no compiled functions. The
@@ -162,7 +166,7 @@ def _works(
     update = np.random.default_rng().standard_normal(size, np.float32)
     seed = draws.fresh_seed()[0]
     total = np.zeros(size, np.int64)
-    steps: list[Any] = [np.empty(size, np.int64)]
+    steps: list[IntArray] = [np.empty(size, np.int64)]
 
     def row(engine: draws.Engine) -> None:
         draws.integers(seed, 1, 0, size, engine)
@@ -171,15 +175,15 @@ def _works(
         integers.clip_to_grid([update], 1.0, integers.STEPS_PER_CLIP_NORM, steps, engine)
         np.add(total, steps[0], out=total)
 
-    def recursion(name: str, of: int) -> Callable[[draws.Engine], Any]:
+    def recursion(name: str, of: int) -> _Work:
         rows = integers.IntegerRows.of(_MECHANISMS[name](_ROUNDS).noise_recursion())
         vectors, earlier = rows.recursion.num_state_vectors, rows.recursion.num_earlier_rows
-        kept: Any = *np.ones((vectors, of)), *np.ones((earlier, of), np.int32)
+        kept = *np.ones((vectors, of)), *np.ones((earlier, of), np.int32)
         z = np.ones(of, np.int64)
         return lambda engine: rows.next_row(64, kept, z, engine)
 
-    def release(name: str, of: int, **options: Any) -> Callable[[draws.Engine], Any]:
-        found = _rounds(name, update[:of], **options)
+    def release(name: str, of: int, directory: str | None = None) -> _Work:
+        found = _rounds(name, update[:of], directory)
         return lambda _: found()
 
     def certificate(_: draws.Engine) -> None:
@@ -206,8 +210,7 @@ def _works(
                 yield f"release of {few} parameters, {name}", release(name, few), few, 24, 0
         elif kind == "disk":
             folder = stack.enter_context(tempfile.TemporaryDirectory())
-            options = {"noise_storage": "disk", "noise_directory": folder}
-            work = release("banded 64", on_disk, **options)
+            work = release("banded 64", on_disk, folder)
             # This release is timed 64 times, for all rows of a block.
             yield f"release of {on_disk} parameters, banded 64 on disk", work, on_disk, 24, 64
         elif kind == "ledger":
@@ -225,7 +228,7 @@ def _load(path: pathlib.Path, _: draws.Engine) -> None:
     ledgers.load(path, 5)
 
 
-def _normals_of_jax(values: flags.FlagValues) -> Any:
+def _normals_of_jax(values: flags.FlagValues) -> _Times:
     try:
         import jax
     except ImportError:
@@ -290,7 +293,7 @@ def _print_whole_round(values: flags.FlagValues) -> None:
     command_line.print_result(values, fields, text)
 
 
-def _rounds(mechanism: str, update: Any, **options: Any) -> Callable[[], None]:
+def _rounds(mechanism: str, update: np.ndarray, directory: str | None) -> Callable[[], None]:
     """Returns a function that runs the next round of a run, without clients, at each call."""
     factorization = _MECHANISMS[mechanism](_ROUNDS)
     once = mfa.participation.SingleParticipation()
@@ -299,7 +302,8 @@ def _rounds(mechanism: str, update: Any, **options: Any) -> Callable[[], None]:
         clip_norm=1.0,
         clients_per_round=1,
         template=update,
-        **options,
+        noise_storage="disk" if directory else "state",
+        noise_directory=directory,
     )
     state = aggregator.initialize()
 

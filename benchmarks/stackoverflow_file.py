@@ -18,7 +18,6 @@ import pathlib
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 from absl import flags
@@ -39,14 +38,17 @@ NUM_WORDS = 10_000
 _MEAN_FURTHER_WORDS = 11.0
 # The standard deviation, over clients, of the logarithm of the number of sentences.
 _SKEW = 1.2
-# The other fields of an example, with lengths as in TFF's data.
-_OTHER_FIELDS: dict[str, Any] = {
-    "creation_date": "2013-07-05 12:41:20.41 UTC",
-    "tags": "python|machine-learning|privacy",
-    "title": "how to sum updates of many clients with noise",
-    "post_type": "answer",
-    "score": 3,
-}
+# An example without tokens; its other fields have lengths as in TFF's data.
+_EXAMPLE = federated_text.Example(
+    "client",
+    federated_text.TRAIN,
+    "",
+    creation_date="2013-07-05 12:41:20.41 UTC",
+    tags="python|machine-learning|privacy",
+    title="how to sum updates of many clients with noise",
+    post_type="answer",
+    score=3,
+)
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -117,8 +119,7 @@ def serialize(tokens: bytes, before: bytes, after: bytes) -> bytes:
 
 def around_tokens() -> tuple[bytes, bytes]:
     """Returns the encoded fields of an example that stand before its tokens, and those after."""
-    example = federated_text.Example("client", federated_text.TRAIN, "", **_OTHER_FIELDS)
-    encoded = federated_text.serialize(example)
+    encoded = federated_text.serialize(_EXAMPLE)
     features = encoded[_length_and_start(encoded)[1] :]
     fields = []
     while features:
