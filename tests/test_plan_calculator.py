@@ -28,15 +28,15 @@ def test_ratios_are_those_of_plans() -> None:
     table = plan_grid.read()
 
     rounds = plan_grid.ROUNDS[0]
-    assert table["rounds"] == list(plan_grid.ROUNDS)
-    assert table["separations"] == [plan_grid.separations(each) for each in plan_grid.ROUNDS]
+    assert table.rounds == list(plan_grid.ROUNDS)
+    assert table.separations == [plan_grid.separations(each) for each in plan_grid.ROUNDS]
     for place in (2, -1):
-        ratios = plan_grid.ratios(rounds, table["separations"][0][place])
-        found = {kind: values[0][place] for kind, values in table["ratios"].items()}
+        ratios = plan_grid.ratios(rounds, table.separations[0][place])
+        found = {kind: values[0][place] for kind, values in table.ratios.items()}
         assert found == pytest.approx(ratios, rel=_GAP)
     # Of matrices with so many bands none is worse than the square root's.
-    assert max(map(max, table["ratios"]["banded"])) <= 1.0 + 2 * _GAP
-    assert set(table["ratios"]) == set(plan_grid.MECHANISMS)
+    assert max(map(max, table.ratios["banded"])) <= 1.0 + 2 * _GAP
+    assert set(table.ratios) == set(plan_grid.MECHANISMS)
 
 
 def _opened(tmp_path: pathlib.Path, script: str, link: str = "") -> str:

@@ -32,7 +32,6 @@ import urllib.parse
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -73,14 +72,16 @@ class Plan:
         """Returns the number of the one worker that accepts this client's updates."""
         return zlib.crc32(client.encode()) % len(self.workers)
 
-    def aggregator(self, folder: pathlib.Path, **options: Any) -> mfa.Aggregator:
+    def aggregator(
+        self, folder: pathlib.Path, noise_directory: pathlib.Path | None = None
+    ) -> mfa.Aggregator:
         """Returns an aggregator of the run's mechanism, equal bit for bit in all processes."""
         return mfa.Aggregator(
             mfa.load(folder / "mechanism"),
             mfa.AdaptiveClip(self.clip_norm),
             self.clients_per_round,
             template=np.zeros(self.num_parameters, np.float32),
-            **options,
+            noise_directory=noise_directory,
         )
 
 
@@ -463,7 +464,11 @@ def call_patiently(address: str, target: str, body: bytes = b"", ticket: str = "
         time.sleep(0.05)
 
 
-def serve(address: str, respond: Callable[..., Reply], largest_body: int) -> None:
+def serve(
+    address: str,
+    respond: Callable[[str, Mapping[str, str], str, bytes], Reply],
+    largest_body: int,
+) -> None:
     """Starts an HTTP server that answers each request in a thread."""
 
     class Handler(http.server.BaseHTTPRequestHandler):

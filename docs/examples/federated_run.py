@@ -8,7 +8,6 @@ files from which ``mf-report --statement=`` makes one that others can verify.
 
 import pathlib
 import sys
-from typing import Any
 
 import numpy as np
 import sklearn.datasets
@@ -33,7 +32,7 @@ def client_dataset(name: str, round_index: int) -> tf.data.Dataset:
     return tf.data.Dataset.from_tensor_slices((pixels, labels)).repeat(3).batch(5)
 
 
-def model_fn() -> Any:
+def model_fn() -> tff.learning.models.VariableModel:
     """Returns TFF's form of a Keras model, a linear classifier of digits."""
     inputs = tf.keras.Input((64,))
     outputs = tf.keras.layers.Dense(10, kernel_initializer="zeros")(inputs)

@@ -17,7 +17,7 @@ import threading
 import types
 import warnings
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -55,12 +55,15 @@ def _row_in_numpy(directory: pathlib.Path) -> Callable[[], object]:
 def _row_in_tff(directory: pathlib.Path) -> Callable[[], object]:
     import tensorflow as tf
 
+    from mf_aggregators.tff.dp_query import MatrixFactorizationSumQuery
+
     _mechanism(mfa.participation.MinSeparation(4)).save(directory / "mechanism")
 
     def journey() -> object:
         mechanism = mfa.load(directory / "mechanism")
         aggregator = mfa.mf_dp_aggregator(mechanism, clip_norm=1.0, clients_per_round=1, seed=1)
-        query: Any = aggregator.query([tf.TensorSpec([5], tf.float32)])
+        query = aggregator.query([tf.TensorSpec([5], tf.float32)])
+        assert isinstance(query, MatrixFactorizationSumQuery)
         state = query.initial_global_state()
         update = [tf.ones([5])]
         record = query.preprocess_record(query.derive_sample_params(state), update)

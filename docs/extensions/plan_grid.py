@@ -11,10 +11,11 @@ The file is a script, ``docs/_static/plan-grid.js``, because a page that is open
 load scripts, and no data.
 """
 
+import dataclasses
 import json
 import math
 import pathlib
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from mf_aggregators import figures, inputs, planning
 from mf_aggregators.participation import MinSeparation
@@ -29,6 +30,23 @@ POWERS = (0.2, 0.4, 0.6, 0.8)
 # The mechanisms of the table: those that are found in seconds, not minutes, for 1,000 rounds.
 MECHANISMS = ("banded", "banded_inverse", "blt", "toeplitz")
 _DIGITS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+    """The table of ratios, as the calculator's script reads it.
+
+    Attributes:
+      rounds: The numbers of rounds.
+      separations: The separations for each number of rounds.
+      ratios: By kind of mechanism, the ratios for each number of rounds and each separation.
+      colours: The colours of mechanisms in figures.
+    """
+
+    rounds: Sequence[int]
+    separations: Sequence[Sequence[int]]
+    ratios: Mapping[str, Sequence[Sequence[float]]]
+    colours: Mapping[str, object]
 
 
 def separations(num_rounds: int) -> list[int]:
@@ -59,30 +77,29 @@ def ratios(num_rounds: int, separation: int) -> dict[str, float]:
     return {kind: math.ceil(rmse / noise * scale) / scale for kind, rmse in found.items()}
 
 
-def grid() -> dict[str, Any]:
-    """Computes the whole table of ratios, as the calculator's script reads it."""
+def grid() -> Grid:
+    """Computes the whole table of ratios."""
     styles = figures.styles((*MECHANISMS, "identity"))
     places = {n: separations(n) for n in ROUNDS}
     found = {n: [ratios(n, separation) for separation in places[n]] for n in ROUNDS}
-    return {
-        "rounds": ROUNDS,
-        "separations": [places[n] for n in ROUNDS],
-        "ratios": {
-            kind: [[each[kind] for each in found[n]] for n in ROUNDS] for kind in MECHANISMS
-        },
-        "colours": {name: style["color"] for name, style in styles.items()},
-    }
+    return Grid(
+        rounds=ROUNDS,
+        separations=[places[n] for n in ROUNDS],
+        ratios={kind: [[each[kind] for each in found[n]] for n in ROUNDS] for kind in MECHANISMS},
+        colours={name: style["color"] for name, style in styles.items()},
+    )
 
 
-def read() -> dict[str, Any]:
+def read() -> Grid:
     """Reads the table of ratios that the site has."""
     text = FILE.read_text(encoding="utf-8")
-    return inputs.part(inputs.parsed_json(text.removeprefix(_BEFORE).removesuffix(_AFTER)), dict)
+    parsed = inputs.parsed_json(text.removeprefix(_BEFORE).removesuffix(_AFTER))
+    return Grid(**inputs.part(parsed, dict))
 
 
 def main() -> None:
     """Computes the table and writes its file."""
-    text = json.dumps(grid(), separators=(",", ":"))
+    text = json.dumps(dataclasses.asdict(grid()), separators=(",", ":"))
     FILE.write_text(f"{_BEFORE}{text}{_AFTER}", encoding="utf-8")
 
 
