@@ -56,7 +56,7 @@ def strategy_matrix(path: pathlib.Path) -> tuple[Any, bool]:
     return matrix, kind in ("blt", "identity") or (kind == "toeplitz" and first[-1] == 0.0)
 
 
-def bins(vectors: Any, order: int, rng: np.random.Generator) -> tuple[float, Any]:
+def bins(vectors: np.ndarray, order: int, rng: np.random.Generator) -> tuple[float, Any]:
     """Returns log Z, and a sampler of sums of ``order`` vectors v_S, in units of sigma."""
     gram, b = vectors.T @ vectors, vectors.shape[1]
     tuples = np.arange(b**order) // b ** np.arange(order)[:, None] % b
@@ -66,19 +66,19 @@ def bins(vectors: Any, order: int, rng: np.random.Generator) -> tuple[float, Any
     return log_z, lambda: np.sum(vectors[:, rng.choice(tuples, BATCH, axis=1, p=p)], axis=1)
 
 
-def coins(columns: Any, b: int, p: float, rng: np.random.Generator) -> tuple[Any, Any]:
+def coins(columns: np.ndarray, b: int, p: float, rng: np.random.Generator) -> tuple[Any, Any]:
     """Returns samplers as bins does, for a coin in each round b or more after the last, and L."""
     n, stay = len(columns), math.log1p(-p) if p < 1.0 else -math.inf
     first = np.append(1.0, np.full(b - 1, p)) / (1.0 + (b - 1) * p)
 
-    def sums() -> Any:
+    def sums() -> np.ndarray:
         free, joins = rng.choice(b, BATCH, p=first), np.zeros((n, BATCH))
         for t in range(n):
             joins[t] = (free <= t) & (rng.random(BATCH) < p)
             free[joins[t] > 0.0] = t + b
         return columns @ joins
 
-    def loss(exponents: Any) -> Any:
+    def loss(exponents: np.ndarray) -> np.ndarray:
         logs = np.zeros((n + b, BATCH))
         for t in reversed(range(n)):  # Columns of rounds b or more apart are orthogonal.
             logs[t] = np.logaddexp(stay + logs[t + 1], math.log(p) + exponents[t] + logs[t + b])
@@ -108,14 +108,14 @@ def is_shown(delta: float, a: int, log_z: float, sums: Any, *pair: Any) -> bool:
     return bool(wealth >= GOAL)
 
 
-def largest_norm(c: Any, b: int, k: int) -> float:
+def largest_norm(c: np.ndarray, b: int, k: int) -> float:
     """Returns an upper bound on norms of sums of k columns b rounds apart, of any signs."""
     n, first = len(c), c[:, 0]
     alike = all(np.array_equal(c[t:, t], first[: n - t]) for t in range(n))
     if alike and first[-1] >= 0.0 and np.all(np.diff(first) <= 0.0):  # Kalinin, Lampert, Thm 2.
         return float(np.linalg.norm(np.sum(c[:, : b * k : b], axis=1)))
 
-    def best(weights: Any) -> Any:
+    def best(weights: np.ndarray) -> np.ndarray:
         top = np.zeros((k + 1, n + b, len(weights)))
         for t in reversed(range(n)):
             top[1:, t] = np.maximum(top[1:, t + 1], weights[:, t] + top[:-1, t + b])
@@ -124,7 +124,7 @@ def largest_norm(c: Any, b: int, k: int) -> float:
     return math.sqrt(best(best(np.abs(c.T @ c))[None])[0])
 
 
-def is_gaussian(c: Any, claim: dict[str, Any]) -> bool:
+def is_gaussian(c: np.ndarray, claim: dict[str, Any]) -> bool:
     """Returns whether timers and noise give the epsilon of a claim (section 1)."""
     eps, delta, n = float(claim["epsilon"]), float(claim["delta"]) - NUMBERS * TAIL, len(c)
     b, k = claim["timers"], n if claim.get("most") is None else claim["most"]
