@@ -285,7 +285,7 @@ def _check_value(kind: Any, value: Any, path: str) -> None:
     if not isinstance(kind, tff.StructType) or isinstance(value, structure.Struct):
         return
     names = [name for name, _ in structure.iter_elements(kind)]
-    found: list[Any] = [None] * len(value) if isinstance(value, (list, tuple)) else names
+    found: list[object] = [None] * len(value) if isinstance(value, (list, tuple)) else names
     if isinstance(value, Mapping):
         found = list(value)
     elif hasattr(value, "_fields"):

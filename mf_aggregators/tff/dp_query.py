@@ -884,7 +884,7 @@ class AdaptiveClipSumQuery(tfp.SumAggregationDPQuery):
         # Noise and sum are both in units of this round's clip norm, which was known before the
         # round.
         per_indicator = 1.0 / (self._split.indicator_weight * self._clients)
-        scales: list[Any] = [*(norm for _ in self._specs), per_indicator]
+        scales: list[tf.Tensor | float] = [*(norm for _ in self._specs), per_indicator]
         scales += [] if self._metrics is None else [1.0]
         released, mechanism = self.mechanism.scaled_result(
             sample_state, global_state.mechanism, scales

@@ -105,7 +105,7 @@ class _Inside:
             NoiseState._make([*map(tf.constant, numbers), (tf.constant(generator.normal(size=2)),)])
             for numbers in generator.integers(1, 2**40, (2, 5, 2))
         )
-        self.given: tuple[Any, ...] = ()
+        self.given: tuple[object, ...] = ()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._query, name)
@@ -285,7 +285,7 @@ class _Rounds:
             # compared.
             self._places = self._places[generator.integers(3) :][:1]
 
-    def _query(self, tiles: Any) -> MatrixFactorizationSumQuery:
+    def _query(self, tiles: tf.Tensor) -> MatrixFactorizationSumQuery:
         moved: Any = _Moved(self._noise.store, tiles)
         noise = dataclasses.replace(self._noise, store=moved)
         parts = NoiseParts(self._release, noise, self._record)

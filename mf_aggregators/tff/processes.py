@@ -191,7 +191,7 @@ def raise_refusals(context: Any, *, needs_secure_sums: bool = False) -> None:
             return invoke(computation, passed)
 
     is_awaited = inspect.iscoroutinefunction(invoke)
-    clear: Any = functools.wraps(invoke)(awaited if is_awaited else called)
+    clear = functools.wraps(invoke)(awaited if is_awaited else called)
     setattr(clear, _RAISES_REFUSALS, True)
     with contextlib.suppress(AttributeError):
         context.invoke = clear
