@@ -717,10 +717,11 @@ class Aggregator:
         is_shared = False
         if here is not None and there is not None:
             is_shared = os.path.realpath(here) == os.path.realpath(there)
-        if state._process != os.getpid() and not is_shared:
+        if not is_shared and (there is not None or state._process != os.getpid()):
             raise ReleaseError(
-                "the process that this one was forked from may use the same rows of noise: give "
-                "both the same noise_directory, or start the run in the process that releases."
+                "another directory or process, from which this one was forked, may know rows that "
+                "the state used: give the noise_directory in which the run began, or start the run "
+                "in the process that releases."
             )
         if release.noise_digests != self._release.noise_digests:
             raise ReleaseError(
