@@ -895,10 +895,10 @@ def load(directory: str | os.PathLike[str]) -> Mechanism:
                 proved, stated = each.guarantee(horizon["delta"]), horizon["epsilon"]
                 if described["sigma"] is not None and stated is not None:
                     # Version 2.0.0 states more than is proved of its noise for some matrices.
-                    stated = min(stated, proved.epsilon)
+                    stated = min(numbers.epsilon(stated), proved.epsilon)
                 proved.prove(stated)
         return found
-    except ValueError as error:
+    except (KeyError, ValueError) as error:
         raise CheckpointError(f"{path} is broken: {str(error).rstrip('.')}.") from error
 
 

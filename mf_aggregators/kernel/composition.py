@@ -143,7 +143,7 @@ def composed_epsilon(
     smallest = min((_noise_of(event) for event, *_ in parts), default=1.0)
     num_numbers = max(sum(num_runs for *_, num_runs in parts), 1) * coordinates
     delta = sensitivity.delta_left(delta, min(smallest, 1.0), num_numbers, compositions)
-    delta = numbers.delta(delta * (1.0 - _ROUNDING_OF_DOTS / INTERVAL * compositions))
+    delta = numbers.delta(delta * (1.0 - _ROUNDING_OF_DOTS / INTERVAL * compositions), "delta left")
     found = math.inf
     if runs and all(run.noise_multiplier > 0.0 for run, _ in runs):
         amplified = {run for run, _ in runs if run.composes_amplified}

@@ -200,7 +200,7 @@ class Fleet:
         if self.dropout > 0.0 and self.spread > 0.0:
             # The trapezoidal rule over normal quantiles of the beta distribution. The sum of a
             # beta-binomial distribution would take minutes for millions of devices.
-            places = np.linspace(-8.0, 8.0, 401)
+            places = np.linspace(-8.0, 8.0, 2001)
             weights = stats.norm.pdf(places) * (places[1] - places[0])
             dropouts = stats.beta.ppf(stats.norm.cdf(places), *_beta(dropouts, self.spread))
         most = np.asarray(selected, dtype=np.float64)[:, np.newaxis] - self.clients_per_round
