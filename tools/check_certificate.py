@@ -19,16 +19,19 @@ import itertools
 import json
 import math
 import pathlib
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 
 # Samples of a batch and in all. Integers for Z (section 6): number, deviation, tail, largest shift.
 BATCH, MOST, GOAL = 2**13, 2**27, math.log(1e6)
+Sampler = Callable[[], np.ndarray]
+Loss = Callable[[np.ndarray], np.ndarray]
+Pair = tuple[np.ndarray, float, Loss, float, np.random.Generator]
 NUMBERS, DEVIATION, TAIL, LARGEST_SHIFT = 2.0**40, 2147484672.0, 9.09086972e-28, 5.0
 
 
-def strategy_matrix(path: pathlib.Path) -> tuple[Any, bool]:
+def strategy_matrix(path: pathlib.Path) -> tuple[np.ndarray, bool]:
     """Reads the strategy matrix C, and whether noise rows follow from rounded rows or a state."""
     if path.suffix == ".npy":
         return np.load(path, allow_pickle=False), False
@@ -36,15 +39,16 @@ def strategy_matrix(path: pathlib.Path) -> tuple[Any, bool]:
     about = json.loads((path / "factorization.json").read_text())
     kind, n, arrays = about["mechanism"], about["num_rounds"], dict(np.load(path / "arrays.npz"))
     if kind == "banded":
-        return sum(np.diag(band[t:], -t) for t, band in enumerate(arrays["bands"].T)), True
+        diagonals = [np.diag(band[t:], -t) for t, band in enumerate(arrays["bands"].T)]
+        return np.sum(diagonals, axis=0), True
     matrix, lower = np.zeros((n, n)), np.tril_indices(n)
     if kind == "optimal":
         matrix[lower] = arrays["lower_triangle"]
         return matrix, False
-    first, column = np.eye(n)[0], arrays.get("coefficients")
+    first, one, column = np.eye(n)[0], np.ones(1), arrays.get("coefficients", np.ones(1))
     decays = zip(arrays.get("buffer_decays", ()), arrays.get("inverse_decays", ()), strict=True)
-    blt: list[Any] = [([1.0, -zero], [1.0, -pole]) for pole, zero in decays]
-    others = {"identity": blt, "toeplitz": [(column, [1])], "banded_inverse": [([1], column)]}
+    blt = [(np.array([1.0, -zero]), np.array([1.0, -pole])) for pole, zero in decays]
+    others = {"identity": blt, "toeplitz": [(column, one)], "banded_inverse": [(one, column)]}
     for above, below in blt or others[kind]:  # Generating functions of C's columns: above / below.
         first = np.convolve(first, above)[:n]
         for t in range(n):
@@ -56,7 +60,7 @@ def strategy_matrix(path: pathlib.Path) -> tuple[Any, bool]:
     return matrix, kind in ("blt", "identity") or (kind == "toeplitz" and first[-1] == 0.0)
 
 
-def bins(vectors: np.ndarray, order: int, rng: np.random.Generator) -> tuple[float, Any]:
+def bins(vectors: np.ndarray, order: int, rng: np.random.Generator) -> tuple[float, Sampler]:
     """Returns log Z, and a sampler of sums of ``order`` vectors v_S, in units of sigma."""
     gram, b = vectors.T @ vectors, vectors.shape[1]
     tuples = np.arange(b**order) // b ** np.arange(order)[:, None] % b
@@ -66,8 +70,8 @@ def bins(vectors: np.ndarray, order: int, rng: np.random.Generator) -> tuple[flo
     return log_z, lambda: np.sum(vectors[:, rng.choice(tuples, BATCH, axis=1, p=p)], axis=1)
 
 
-def coins(columns: np.ndarray, b: int, p: float, rng: np.random.Generator) -> tuple[Any, Any]:
-    """Returns samplers as bins does, for a coin in each round b or more after the last, and L."""
+def coins(columns: np.ndarray, b: int, p: float, rng: np.random.Generator) -> tuple[Sampler, Loss]:
+    """Returns a sampler of v_S for a coin in each round b or more after the last, and L."""
     n, stay = len(columns), math.log1p(-p) if p < 1.0 else -math.inf
     first = np.append(1.0, np.full(b - 1, p)) / (1.0 + (b - 1) * p)
 
@@ -84,10 +88,10 @@ def coins(columns: np.ndarray, b: int, p: float, rng: np.random.Generator) -> tu
             logs[t] = np.logaddexp(stay + logs[t + 1], math.log(p) + exponents[t] + logs[t + b])
         return np.logaddexp.reduce(np.log(first)[:, None] + logs[:b])
 
-    return {1: (0.0, sums)}, (columns, p / (1.0 + (b - 1) * p), loss)
+    return sums, loss
 
 
-def is_shown(delta: float, a: int, log_z: float, sums: Any, *pair: Any) -> bool:
+def is_shown(delta: float, a: int, log_z: float, sums: Sampler, pair: Pair) -> bool:
     """Tests whether a divergence (the second if a = 0) is below delta, and prints the result."""
     (vectors, rate, loss, eps, rng), count, total = pair, 0, np.zeros(2)
     half, v, k = 0.5 * np.sum(vectors**2, axis=0), rate * np.sum(vectors, axis=1), max(a - 1, 0)
@@ -124,7 +128,7 @@ def largest_norm(c: np.ndarray, b: int, k: int) -> float:
     return math.sqrt(best(best(np.abs(c.T @ c))[None])[0])
 
 
-def is_gaussian(c: np.ndarray, claim: dict[str, Any]) -> bool:
+def is_gaussian(c: np.ndarray, claim: dict) -> bool:
     """Returns whether timers and noise give the epsilon of a claim (section 1)."""
     eps, delta, n = float(claim["epsilon"]), float(claim["delta"]) - NUMBERS * TAIL, len(c)
     b, k = claim["timers"], n if claim.get("most") is None else claim["most"]
@@ -138,7 +142,7 @@ def is_gaussian(c: np.ndarray, claim: dict[str, Any]) -> bool:
     return 0.0 < shift <= LARGEST_SHIFT and above - math.exp(eps) * below <= delta
 
 
-def is_certified(path: pathlib.Path, claim: dict[str, Any]) -> bool:
+def is_certified(path: pathlib.Path, claim: dict) -> bool:
     """Returns whether both divergences of a claim are shown to be below its delta."""
     if (path / "privacy.json").exists():
         stated = json.loads((path / "privacy.json").read_text())
@@ -168,11 +172,14 @@ def is_certified(path: pathlib.Path, claim: dict[str, Any]) -> bool:
         chosen = np.resize(np.eye(b), (n, b))
         columns = np.linalg.qr(columns @ chosen + rounding * (near @ chosen > 0.0), mode="r")
         draws = {a: bins(columns, a, rng) for a in range(1, 9) if a < 2 or b**a <= 3e5}
-        pair = columns, 1.0 / b, lambda each: np.logaddexp.reduce(each) - math.log(b)
+        rate, loss = 1.0 / b, lambda each: np.logaddexp.reduce(each) - math.log(b)
     else:
-        draws, pair = coins(columns + rounding * near, b, claim["probability"], rng)
+        columns, p = columns + rounding * near, claim["probability"]
+        sums, loss = coins(columns, b, p, rng)
+        draws, rate = {1: (0.0, sums)}, p / (1.0 + (b - 1) * p)
     a = min(draws, key=lambda a: draws[a][0] - (a - 1) * eps - math.log(4.0) * (a > 1))
-    shown = [is_shown(delta, *each, *pair, eps, rng) for each in ((a, *draws[a]), (0, 0.0, None))]
+    pair = columns, rate, loss, eps, rng
+    shown = [is_shown(delta, *each, pair) for each in ((a, *draws[a]), (0, 0.0, draws[a][1]))]
     print("shown" if all(shown) else "not shown", f"to be at most {claim['delta']}")
     return all(shown)
 

@@ -55,7 +55,7 @@ _FIELD = re.compile(r'(?:\s*"((?:[^"]|"")*)"\s*|([^",]*)),')
 _NO_MARKS = bytes({*range(256)} - {*b',\n\r"'})
 # Longer fields, in bytes, are not read in bulk, because each line would take that much memory.
 _LONGEST_FIELD = 128
-# An odd number by whose powers the words of a field are multiplied, to add them up to one key.
+# A field has one key: the sum of its words, each times a power of this odd number.
 _MULTIPLIER = 0x9E3779B97F4A7C15
 # A round in at most eighteen digits, which fit into 64 bits.
 _ROUND = re.compile("0*([0-9]{1,18})")
