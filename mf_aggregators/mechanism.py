@@ -21,7 +21,7 @@ from mf_aggregators import participation as participations
 from mf_aggregators.checkpoints import CheckpointError
 from mf_aggregators.factorizations import ExtensionError, Factorization
 from mf_aggregators.kernel import composition, losses, numbers
-from mf_aggregators.kernel.claim import ONLY_IF, Claim, Guarantee, check
+from mf_aggregators.kernel.claim import ONLY_IF, Claim, Guarantee, TakingPart, check
 from mf_aggregators.kernel.integers import DEFAULT_LARGEST_COHORT, IntegerSums
 from mf_aggregators.kernel.numbers import counted, rounded_down, stated_pair
 from mf_aggregators.kernel.release import Release
@@ -182,15 +182,15 @@ class Mechanism:
         Args:
           delta: Above 0 and below 1.
         """
-        return dataclasses.replace(self._drawn, delta=delta)
+        part = self._taking_part
+        return dataclasses.replace(self._released, delta=delta, taking_part=part, basis=None)
 
     @property
-    def _drawn(self) -> Claim:
-        """The claim from which noise is released, with the draws of clients if they are drawn."""
+    def _taking_part(self) -> TakingPart:
+        """The schema that clients keep to, or the scheme by which they are drawn."""
         if self.sampling is None:
-            return self._released
-        draws = self.sampling.as_draws()
-        return dataclasses.replace(self._released, taking_part=draws, basis=None)
+            return self._released.taking_part
+        return self.sampling.as_draws()
 
     def release(self, norm: float, sums: IntegerSums, **options: object) -> Release:
         """Returns the kernel's object that releases sums with this mechanism's noise.
@@ -254,7 +254,8 @@ class Mechanism:
           (2.25, 0.125)
         """
         # Not ``self.claim``: the proof has to be of the rows and sigma of the release.
-        whole = dataclasses.replace(self._drawn, delta=delta)
+        part = self._taking_part
+        whole = dataclasses.replace(self._released, delta=delta, taking_part=part, basis=None)
         proved = check(whole)
         if proved.run is None or proved.run.columns is None:
             return proved
