@@ -127,7 +127,7 @@ class Run:
       without: (rounds, few coordinates), released with a fixed seed and without contributions.
       with_client: The same with a contribution in each round, each to a coordinate of its own.
       more: Further pairs of epsilon and delta that are stated of the run, under its schema.
-      begun: A pair that is stated of the first rounds, of a run that was extended.
+      begun: The words, epsilon and delta of the first rounds, of a run that was extended.
       ledger: The rounds of clients, of whom the statement has to be true whatever it says.
       drawn: (seeds, rounds, clients) of whom a sampler drew; None where nobody draws.
     """
@@ -140,7 +140,7 @@ class Run:
     without: np.ndarray
     with_client: np.ndarray
     more: tuple[tuple[float, float], ...] = ()
-    begun: tuple[float, float] | None = None
+    begun: tuple[str, float, float] | None = None
     ledger: tuple[tuple[int, ...], ...] = ()
     drawn: np.ndarray | None = None
 
@@ -242,7 +242,7 @@ def run(name: str, factorization: Any) -> Run:
             released(_FEW, ROUNDS, seed=1),
             released(_FEW, ROUNDS, norm=50.0, seed=1),
             tuple(pairs),
-            None if earlier is None else (earlier.epsilon, earlier.delta),
+            None if earlier is None else (str(earlier), float(earlier.epsilon), earlier.delta),
             tuple((i, i + _TURNS) for i in range(_TURNS)) if name == "observed" else (),
             _draws(mechanism.sampling) if name in SAMPLED else None,
         )
@@ -495,31 +495,30 @@ def draws_differ(drawn: np.ndarray, probability: float) -> bool:
 
 def _first_rounds(found: Run) -> Run:
     """A run that was not extended, as one that released nothing later."""
-    arrays = {
+    values: dict[str, Any] = {
         name: np.concatenate([rows[:_BEGUN], np.zeros_like(rows[_BEGUN:])])
         for name in ("noise", "without", "with_client")
         for rows in [getattr(found, name)]
     }
-    return dataclasses.replace(found, **arrays)
+    values |= zip(("printed", "epsilon", "delta"), found.begun or (), strict=True)
+    return dataclasses.replace(found, **values)
 
 
 def verdict(found: Run) -> tuple[str, str]:
     """Returns "true" or "FALSE", and the reason."""
     try:
         epsilon, delta, schema = stated(found)
-    except ValueError as error:
-        return "FALSE", f"unreadable: {error}"
-    pairs = [(epsilon, delta), *found.more]
-    if any(math.isnan(each) for each in (found.epsilon, *itertools.chain(*pairs))):
-        return "FALSE", "NaN is stated"
-    try:
+        pairs = [(epsilon, delta), *found.more]
+        if any(math.isnan(each) for each in (found.epsilon, *itertools.chain(*pairs))):
+            return "FALSE", "NaN is stated"
         if len(schema) == 2:
             return _verdict_of_draws(found, pairs, *schema)
         least = measured(found, [*patterns(*schema), *found.ledger])
-        if found.begun is not None and measured(
-            _first_rounds(found), [*patterns(*schema)]
-        ) > largest_distance(*found.begun):
-            return "FALSE", f"of the first rounds, {found.begun} is stated"
+        if found.begun is not None:
+            first = _first_rounds(found)
+            *pair, schema = stated(first)
+            if measured(first, [*patterns(*schema)]) > largest_distance(*pair):
+                return "FALSE", f"of the first rounds, {found.begun} is stated"
     except ValueError as error:
         return "FALSE", str(error)
     allowed, epsilon, delta = min((largest_distance(*pair), *pair) for pair in pairs)
