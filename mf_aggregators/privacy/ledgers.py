@@ -496,7 +496,7 @@ def _fields_of(text: str) -> Sequence[str]:
 
 
 def _round_of(text: str) -> int | None:
-    """The number that a text of digits 0 to 9 means; None for any other text."""
+    """The number that up to eighteen digits 0 to 9 mean; None for any other text."""
     match = _ROUND.fullmatch(text)
     return None if match is None else int(match[1])
 
@@ -509,10 +509,14 @@ def is_of_drawn_clients(path: str | os.PathLike[str]) -> bool:
         say so or cannot be read. A missing file, or one that is not an archive, does not.
     """
     try:
+        with open(path, "rb") as file:
+            begins = file.read(2)
         with zipfile.ZipFile(path) as archive:
             return {"client_ids.npy", "sampling.npy"} <= set(archive.namelist())
-    except (OSError, zipfile.BadZipFile):
+    except OSError:
         return False
+    except zipfile.BadZipFile:
+        return begins == b"PK"
     except Exception:
         # The archive is damaged, and may have been a ledger of drawn clients.
         return True

@@ -79,7 +79,7 @@ def test_what_is_stated_is_true_and_not_by_much(name: str) -> None:
     better = 0.9 * epsilon, delta
     assert sabotage.verdict(dataclasses.replace(found, more=(better,)))[0] == "FALSE"
     if found.begun is not None:
-        begun = 0.9 * found.begun[0], delta
+        begun = found.begun[0], 0.9 * found.begun[1], delta
         assert sabotage.verdict(dataclasses.replace(found, begun=begun))[0] == "FALSE"
 
 
@@ -117,7 +117,7 @@ _FALSE: dict[str, Callable[[], Run]] = {
     "an epsilon that is half": lambda: _synthetic(epsilon=2.0),
     "a pair of the statement": lambda: _synthetic(more=((9.0, 1e-5), (2.0, 1e-5))),
     "NaN in the statement": lambda: _synthetic(more=((math.nan, 1e-5),)),
-    "the first rounds": lambda: _synthetic(begun=(2.0, 1e-5)),
+    "the first rounds": lambda: _synthetic(begun=(_PRINTED, 2.0, 1e-5)),
     "rounds of a client in the ledger": lambda: _synthetic(ledger=((0, 2, 4, 6),)),
     "printed epsilon": lambda: _synthetic(printed=_PRINTED.replace("4,", "2,")),
     "a smaller delta": lambda: _synthetic(delta=1e-9),
