@@ -333,7 +333,7 @@ _NEGLIGIBLE = 1e-12
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _MatrixWorkload:
-    """A workload that is an array, with the methods of :class:`Workload`.
+    """A workload that is an array, with some methods of :class:`Workload`.
 
     Attributes:
       entries: A, (n, n) float64, lower triangular and of full rank.

@@ -5,8 +5,8 @@ worker has no state of its own: it may be ended and started again at any time.
 
 There is no encryption and no authentication: anybody who reaches the port can run programs as
 the user who started the worker, and read what runs send to it, and it listens on all network
-interfaces. Start it in a trusted network alone, behind a firewall, or reach it through an ssh
-tunnel (ssh -L 8000:localhost:8000 HOST, and --workers=localhost:8000).
+interfaces. Start it only in a trusted network, behind a firewall that blocks its port, through
+which an ssh tunnel can reach it (ssh -L 8000:localhost:8000 HOST, and --workers=localhost:8000).
 
 Examples:
   start-tff-worker --port=8000

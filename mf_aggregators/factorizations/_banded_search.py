@@ -9,12 +9,12 @@ Bounds on the mean with any weights of rounds bound the maximum from below
 (:mod:`mf_aggregators.factorizations.searches`), so that each pair of a matrix and of weights
 for which it is nearly best has a certified gap.
 
-**Turns.** Multipliers w_i and errors e'_i of a point before give the convex function
+**Turns.** Multipliers w_i and the errors e'_i of an earlier point give this convex function:
 
     sum_i w_i e'_i (1 + ((e_i / e'_i)^c_i - 1) / c_i)
 
-of X, whose slope is that of a mean with weights w_i (e_i / e'_i)^(c_i - 1). A turn of few steps
-lowers it; its weights, times a power of e_i over their mean, are the next w: a method of
+Its slope in X is that of a mean with weights w_i (e_i / e'_i)^(c_i - 1). A turn of few steps
+lowers the function; its weights, times a power of e_i over their mean, are the next w: a method of
 multipliers with some over-relaxation. The smaller w_i is, the less the matrix changes where it
 changes by a factor. So c_i, and the power, is larger there, as w_i^-0.35. Rounds whose errors
 stay below the maximum would have weights near zero, and make the dual of the certificate singular.

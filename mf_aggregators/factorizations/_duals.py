@@ -295,7 +295,7 @@ class _BandedPatternSpectra(_PatternSpectra):
         columns = layout.rows_by_class(workload.T[layout.order])
         self._gram_blocks = np.matmul(columns, columns.transpose(0, 2, 1))
         self._joints = _joints(inverse_bands, layout)
-        # The classes c and b - 1 - c share a block.
+        # One block contains the classes c and b - 1 - c.
         classes = np.arange(layout.separation)
         folded = np.minimum(classes, layout.separation - 1 - classes)
         is_later = classes > layout.separation - 1 - classes

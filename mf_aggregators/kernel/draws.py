@@ -493,7 +493,7 @@ def integers(
       (count,) int64: multiplied by ``STEP``, numbers of standard deviation one.
 
     Raises:
-      ReleaseError: If the compiled function draws other numbers than the kernel.
+      ReleaseError: If the compiled function differs from the kernel where they are compared.
       ValueError: If a number is out of its range.
     """
     first_coordinate = numbers.integer_at_least(first_coordinate, 0, "first_coordinate")

@@ -64,7 +64,7 @@ class ReleaseRecord:
     """The record of which sum each row of noise was added to, in memory or in a directory.
 
     All records of a process are one record in its memory. Processes that use one directory
-    share its digests. A copy of a record is the record itself.
+    share its digests. A deep copy of a record is the record itself.
     """
 
     _of_process: ClassVar[dict[tuple[str, int], bytes]] = {}
@@ -705,7 +705,7 @@ class RowsInFiles:
 
         Raises:
           OSError: If the directory cannot be written.
-          ReleaseError: If a compiled function draws other numbers than the kernel.
+          ReleaseError: If a compiled function differs from the kernel where they are compared.
         """
         block = int(np.searchsorted(self.blocks.starts, i, side="right")) - 1
         start, end = self.blocks.rounds(block)

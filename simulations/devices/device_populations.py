@@ -532,8 +532,8 @@ def draw_cohort(
 ) -> np.ndarray:
     """Draws a cohort of distinct clients uniformly among all that their timers allow to join.
 
-    The cohort is a function of the seed, the round and the eligible clients alone. So a resumed run
-    draws the same cohorts as the uninterrupted run, and adds each noise row to the same sum.
+    The cohort is a function of the arguments alone. So a resumed run draws the same cohorts as the
+    uninterrupted run, and adds each noise row to the same sum.
 
     Args:
       eligible: (num_clients,) bool.

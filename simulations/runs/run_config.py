@@ -81,7 +81,7 @@ class RunConfig(Mapping[str, object]):
         that contradict it are refused.
       workload: The sums for which the matrix is optimised: prefix_sum, with momentum and learning
         rates as post-processing, or training, with both inside the mechanism (Denisov et al., Prop.
-        4.2); mechanisms that allow only constant learning rates have only the momentum inside.
+        4.2); the matrices of identity and tree depend on neither.
         Epsilon depends on it only if clients draw for themselves and --noise_multiplier is given.
       target_epsilon: The epsilon of the planned guarantee.
       target_rho: In place of --target_epsilon: the rho of approximate zero-concentrated
