@@ -1,4 +1,4 @@
-r"""Simulates runs with canaries, and counts how many broken ones they refute.
+r"""Simulates runs with broken timers, and counts how many of them canaries refute.
 
   python benchmarks/canary_power.py --canaries=120 --separation=20
 

@@ -719,9 +719,9 @@ class Aggregator:
             is_shared = os.path.realpath(here) == os.path.realpath(there)
         if not is_shared and (there is not None or state._process != os.getpid()):
             raise ReleaseError(
-                "another directory or process, from which this one was forked, may know rows that "
-                "the state used: give the noise_directory in which the run began, or start the run "
-                "in the process that releases."
+                "the run began in another directory, or in the process that this one was forked "
+                "from, where the same rows of noise may be used: give the noise_directory in which "
+                "it began, or start the run in the process that releases."
             )
         if release.noise_digests != self._release.noise_digests:
             raise ReleaseError(

@@ -83,7 +83,7 @@ def chosen_examples(speeches: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np
 
 
 class _Characters:
-    """Counts each character by the characters before it, to compute accuracies from."""
+    """Counts how often each character follows each context, to compute a model's accuracy."""
 
     def __init__(self, roles: Mapping[str, Sequence[str]]) -> None:
         befores, nexts = examples(speech for speeches in roles.values() for speech in speeches)

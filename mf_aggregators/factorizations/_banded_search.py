@@ -86,8 +86,8 @@ _SAFE_SHARE = 0.9
 _MOST_ROUNDS_OF_VECTORS, _MOST_ROUNDS_IN_BETWEEN = 4096, 512
 # Powers of the weights of a row and of a column, and of a lag, by which the variable of an entry is
 # scaled: of many powers that were tried, these took the fewest steps. For equal norms and prefix
-# sums the second ones take a quarter fewer steps than the first ones, at (rounds, bands) = (1026,
-# 171), (2052, 64), (4096, 32) and (10,000, 16); with momentum or unequal norms they take more.
+# sums, _POWERS_FOR_PREFIX_SUMS takes a quarter fewer steps than _POWERS, at (rounds, bands) =
+# (1026, 171), (2052, 64), (4096, 32) and (10,000, 16); with momentum or unequal norms, more.
 _POWERS, _POWERS_FOR_PREFIX_SUMS = (0.0, -0.375, 0.0), (-0.6, 0.2, 0.1)
 # The least weight of a column, relative to the largest, in the scales of the variables.
 _LEAST_WEIGHT = 1e-4

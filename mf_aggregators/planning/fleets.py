@@ -378,7 +378,7 @@ class Fleet:
             least_most = math.ceil(num_rounds * self.clients_per_round / self.population)
 
             def fewest(apart: int) -> int:
-                # A fewest k that survives, to 1/64 of the range; fits if none does.
+                # The fewest participations that survive, to 1/64 of the range; fits if none do.
                 return -largest(-fits + 1, -least_most, lambda k: survive(-k, apart)) or fits
 
             # With timers of hours, the simulation does not depend on the separation.

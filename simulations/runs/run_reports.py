@@ -107,7 +107,7 @@ class RunStatements:
             self._write(self._planned)
 
     def after_round(self, ledger: ParticipationLedger) -> Statement | None:
-        """Returns the statement if the run broke its plan, else None; writes a new one."""
+        """Returns the statement if the run broke its plan, else None; writes it if it changed."""
         if not self._can_break:
             return None
         found = self._run.mechanism.observed(ledger.record())
