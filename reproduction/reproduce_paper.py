@@ -46,7 +46,7 @@ TRAINING = "training"
 
 
 def experiments() -> Mapping[str, Experiment]:
-    """Returns all experiments by name, in the order of the papers."""
+    """Returns all experiments by name: those without training first, then the others."""
     modules = (optimal_tables, banded_tables, best_bands, training, fashion_mnist, shakespeare)
     every = [experiment for module in modules for experiment in module.EXPERIMENTS]
     return {experiment.name: experiment for experiment in every}
@@ -59,7 +59,7 @@ def experiments_named(names: Sequence[str]) -> list[Experiment]:
       names: Names, or ``numbers`` or ``training`` for all of a kind; each counts once.
 
     Returns:
-      The experiments, in the order of the papers.
+      The experiments, in the order of ``experiments``.
 
     Raises:
       CommandError: If there is no experiment of such a name, or no name at all.

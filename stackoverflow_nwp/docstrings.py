@@ -1,6 +1,6 @@
 """Collects sentences from the docstrings of installed packages; each module is one client.
 
-The packages are those that TensorFlow Federated and this project's other direct requirements
+The packages are those that TensorFlow Federated and most other direct requirements of this project
 need at run time, in the versions installed: what a lock file pins. Development tools, the
 standard library and this project's own packages never count, nor does the order in which a file
 system lists files, so that the sentences depend only on the lock file and the Python version.
@@ -21,7 +21,7 @@ from mf_aggregators.progress_bars import ProgressBar
 from stackoverflow_nwp import text_cleaning
 from stackoverflow_nwp.federated_text import Example, split_of_client
 
-# The packages that this project imports; their metadata name all further packages.
+# The packages whose docstrings are read; their metadata name all further ones.
 ROOT_PACKAGES = (
     "absl-py",
     "dp-accounting",

@@ -17,3 +17,8 @@ from tools import check_prose
 )
 def test_riddles_are_found(source: str, number: int) -> None:
     assert len(check_prose.riddles(source)) == number
+
+
+def test_lines_that_would_be_items_are_found() -> None:
+    page = "*Proof.* It is x\n+ y.\n\n- One\n- Two\n\n```\na\n- b\n```\n\nIf P[T\n>= c] < 1.\n"
+    assert check_prose.lost_signs(page) == ["+ y.", ">= c] < 1."]

@@ -1,10 +1,13 @@
-"""Checks that few docstrings and comments have words that make a sentence hard to decode.
+"""Checks that few sentences are hard to decode, and that pages show their formulas as written.
 
     python tools/check_prose.py
 
 A clause that begins with "what" or "whoever", a pronoun for several nouns, and a comment without a
 subject make a reader decode. Such words are counted in first sentences of docstrings and in
 comments, because some sentences need them. Exit status 1 if there are more than the limit.
+
+A line of a paragraph that begins with "+", "-", ">" or "1." becomes an item of a list or a quote on
+the site, so that a formula loses its sign: no page of docs/ may have such a line.
 """
 
 import ast
@@ -55,8 +58,25 @@ def riddles(source: str) -> list[str]:
     return found + [each for each in comments if _HEADLESS.match(each)]
 
 
+def lost_signs(page: str) -> list[str]:
+    """Returns the lines inside of paragraphs of a page that Markdown takes for items or quotes."""
+    text = re.sub(r"(?ms)^```.*?^```$", "", page)
+    is_paragraph = re.compile(r"(?![-+*]\s|\d+[.)]\s|[>|:<#\s])")
+    blocks = [block for block in re.split(r"\n\s*\n", text) if is_paragraph.match(block)]
+    found = [line for block in blocks for line in block.strip().split("\n")[1:]]
+    return [line for line in found if re.match(r"([-+*]|1[.)])(\s|$)|>", line)]
+
+
 def main() -> int:
-    """Prints the sentences with such words if there are too many; returns the exit status."""
+    """Prints sentences and lines that have to change; returns the exit status."""
+    lost = [
+        f"{path.relative_to(ROOT)}: {line}"
+        for path in sorted((ROOT / "docs").rglob("*.md"))
+        if "_build" not in path.parts
+        for line in lost_signs(path.read_text(encoding="utf-8"))
+    ]
+    for line in lost:
+        print(f"{line} (a list or a quote on the site)")
     folders = {each.parent for each in ROOT.glob("[a-z]*/*.py")} - {ROOT / "tests"}
     files = [path for folder in sorted(folders) for path in sorted(folder.rglob("*.py"))]
     found = [
@@ -68,7 +88,7 @@ def main() -> int:
     if len(found) > _MOST:
         print("\n".join(found))
         print(f"{len(found)} docstrings and comments are riddles, and at most {_MOST} are allowed.")
-    return int(len(found) > _MOST)
+    return int(len(found) > _MOST or bool(lost))
 
 
 if __name__ == "__main__":

@@ -144,7 +144,7 @@ class _Subject:
 
         Args:
           values: The parsed flags of mf-report.
-          found: The findings of the ledger; None without a ledger.
+          found: The findings of the ledger or of round times; None without either.
 
         Returns:
           The guarantees of a client in one ``window``, of a ``device`` in all windows, and of a
@@ -294,8 +294,8 @@ class Report:
     Attributes:
       subject: The checkpoint, schema, workload and noise.
       delta: The delta of the guarantees.
-      found: The findings of a ledger; None without a ledger.
-      certified: Without a ledger, the guarantee of a checkpoint whose clients are drawn; otherwise
+      found: The findings of a ledger or of round times; None without either.
+      certified: Without either, the guarantee of a checkpoint whose clients are drawn; otherwise
         None.
       units: The guarantees of other units than one client, from ``_Subject.units``.
     """

@@ -109,9 +109,9 @@ _EXPONENT, _POWER_OF_WEIGHTS, _EXPONENTS_BETWEEN = 9.0, -0.35, (5.0, 60.0)
 _RELAXATIONS = 1.1, 0.7
 # The largest change of the logarithm of a weight between two turns.
 _LARGEST_CHANGE_OF_LOG = 1.5
-# The share of a budget that raising weights may cost. The budget is the gap that is to be certified
-# or, if that is more, a multiple of the distance of the maximum from the mean (the second one with
-# many blocks), up to the last number.
+# Raising small weights of rounds may cost this share of a budget. The budget is the gap that is to
+# be certified or, if that is more, a multiple of the distance of the maximum from the mean (the
+# second one with many blocks), up to the last number.
 _SHARE_OF_FLOOR, _FLOORS_BY_DISTANCE, _MOST_FOR_FLOOR = 0.5, (0.2, 0.03), 0.03
 # The number of steps of the first turn, and the fewest and the most steps of later turns.
 _STEPS_OF_FIRST_TURN, _FEWEST_STEPS, _MOST_STEPS = 15, 3, 6
