@@ -73,7 +73,7 @@ logging.getLogger("asyncio").setLevel(logging.CRITICAL)
 os.environ["IPYTHONDIR"] = str(_IPYTHON)
 (_IPYTHON / "profile_default" / "startup").mkdir(parents=True, exist_ok=True)
 (_IPYTHON / "profile_default" / "startup" / "quiet.py").write_text(_STARTUP, encoding="utf-8")
-# By default, a build runs the notebooks, which are kept as text without outputs.
+# A build runs the notebooks unless NOTEBOOK_EXECUTION=off; they are kept without outputs.
 nb_execution_mode = os.environ.get("NOTEBOOK_EXECUTION", "force")
 nb_execution_timeout = 600
 nb_execution_raise_on_error = True

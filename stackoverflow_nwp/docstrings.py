@@ -21,7 +21,7 @@ from mf_aggregators.progress_bars import ProgressBar
 from stackoverflow_nwp import text_cleaning
 from stackoverflow_nwp.federated_text import Example, split_of_client
 
-# The packages whose docstrings are read; their metadata name all further ones.
+# Docstrings of these packages are read, and of all that their metadata name.
 ROOT_PACKAGES = (
     "absl-py",
     "dp-accounting",
