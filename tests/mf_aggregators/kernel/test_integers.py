@@ -52,7 +52,6 @@ _EVERY_MECHANISM = pytest.mark.parametrize(
     "factorization", small_mechanisms.factorizations(64), ids=str
 )
 _ROUNDS, _WHOLE = 9, 30
-_OTHER_SEED = np.array([5, -7], np.int64)
 _SIZES: dict[str, Any] = {"num_parameters": 10**6, "largest_cohort": 100}
 _WIDTH = 3
 
@@ -312,12 +311,30 @@ def _following(
     ]
 
 
-def _all_rows(rows: IntegerRows, z: np.ndarray) -> np.ndarray:
+def _all_rows(
+    rows: IntegerRows, z: np.ndarray, before: IntegerRows | None = None, change: int = 0
+) -> np.ndarray:
+    """All rows, of which the first ``change`` are made by the rows before."""
     history, found = tuple(np.zeros((rows.recursion.num_state_vectors, z.shape[1]))), []
     for i, row_of_z in enumerate(z):
-        row, history = rows.next_row(i, history, row_of_z)
+        now = before if before is not None and i < change else rows
+        row, history = now.next_row(i, history, row_of_z)
         found.append(row)
     return np.array(found)
+
+
+def _in_blocks(rows: IntegerRows, z: np.ndarray, starts: list[int]) -> np.ndarray:
+    blocks, made = Blocks(rows.recursion, np.array(starts)), np.empty(z.shape, np.int64)
+    state = np.zeros((rows.recursion.num_state_vectors, z.shape[1]))
+    for number in range(blocks.num_blocks):
+        start, end = blocks.rounds(number)
+        earlier = made[start - blocks.num_earlier_rows(number) : start]
+        made[start:end], state = rows.block(
+            blocks.transition(number),
+            np.concatenate([earlier, state]),
+            z[blocks.first_row_of_z(number) :].__getitem__,
+        )
+    return made
 
 
 def _z(num_rounds: int, size: int) -> np.ndarray:
@@ -326,11 +343,16 @@ def _z(num_rounds: int, size: int) -> np.ndarray:
 
 @pytest.mark.short_cases(6)
 @_EVERY_MECHANISM
-def test_rows_are_those_of_exact_rational_arithmetic(factorization: Factorization) -> None:
+def test_rows_are_those_of_exact_rational_arithmetic(
+    factorization: Factorization, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Bit for bit: floats err by less than a thousandth of a step, so that few could differ."""
     rows = IntegerRows.of(factorization.noise_recursion())
     z = _z(64, 3)
-    np.testing.assert_array_equal(_all_rows(rows, z), _rows_by_definition(rows, z))
+    expected = _rows_by_definition(rows, z)
+    np.testing.assert_array_equal(_all_rows(rows, z), expected)
+    monkeypatch.setattr(integers, "_ROWS_OF_Z_AT_ONCE", 7)
+    np.testing.assert_array_equal(_in_blocks(rows, z, [0, 1, 2, 5, 40, 64]), expected)
 
 
 @given(random_recursions.recursions())
@@ -436,24 +458,12 @@ def _recursions(factorization: Factorization) -> tuple[NoiseRecursion, NoiseRecu
     return first, second
 
 
-def _rows(
-    rows: IntegerRows, size: int, before: IntegerRows | None = None, change: int = 0
-) -> np.ndarray:
-    """All rows, of which the first ``change`` are made by the rows before."""
-    history, made = tuple(np.zeros(((before or rows).recursion.num_state_vectors, size))), []
-    for i in range(rows.recursion.num_rounds):
-        z = draws.integers(_OTHER_SEED, i, 0, size)
-        now = before if before is not None and i < change else rows
-        row, history = now.next_row(i, history, z)
-        made.append(row)
-    return np.array(made)
-
-
 @_EVERY_EXTENDABLE
 def test_integers_and_steps_that_were_released_stay(factorization: Factorization) -> None:
     first, whole = _recursions(factorization)
     before, after = IntegerRows.of(first), IntegerRows.of(whole, first)
-    np.testing.assert_array_equal(_rows(after, 500)[:_ROUNDS], _rows(before, 500))
+    z = _z(_WHOLE, 500)
+    np.testing.assert_array_equal(_all_rows(after, z)[:_ROUNDS], _all_rows(before, z[:_ROUNDS]))
     np.testing.assert_array_equal(after.steps[:_ROUNDS], before.steps)
     assert after.shift == before.shift
 
@@ -463,9 +473,10 @@ def test_rows_go_on_from_a_state_of_any_round(factorization: Factorization) -> N
     """As those of the whole matrix from its first row on."""
     first, whole = _recursions(factorization)
     before, after = IntegerRows.of(first), IntegerRows.of(whole, first)
-    expected = _rows(after, 40)
+    z = _z(_WHOLE, 40)
+    expected = _all_rows(after, z)
     for change in range(_ROUNDS + 1):
-        np.testing.assert_array_equal(_rows(after, 40, before, change), expected)
+        np.testing.assert_array_equal(_all_rows(after, z, before, change), expected)
 
 
 def test_histories_that_lack_rows_are_refused() -> None:
@@ -490,17 +501,13 @@ def test_noise_stays_and_covers_what_is_stated(factorization: Factorization, sto
     )
     drawn = before.enlarged(1.5, **_SIZES)
     covered = after.covered(drawn, **_SIZES)
-    # The bound of the module's docstring, in its own terms, for the least s and for one.
+    # The bound of the module's docstring, in its own terms, for one and for the least s.
     rows = after.rows
-    least = 1.0 / np.max(np.abs(whole.diagonal))
-    for s in (least, 1.0, 1.7):
+    for s in (1.7, 1.0, 1.0 / np.max(np.abs(whole.diagonal))):
         moved = s * (1.0 / drawn + 1e3 * np.max(np.abs(rows.steps)))
         moved += after.operator_norm * (1.0 + 2.0 * after.float_error) * STEP * 1e3 * _WHOLE**0.5
         assert moved <= s / covered
     # It is no looser than it has to be, for the least s.
-    s = least
-    moved = s * (1.0 / drawn + 1e3 * np.max(np.abs(rows.steps)))
-    moved += after.operator_norm * (1.0 + 2.0 * after.float_error) * STEP * 1e3 * _WHOLE**0.5
     assert covered * (1.0 + 1e-6) >= s / moved
 
 
@@ -571,10 +578,6 @@ class _Run:
         return z
 
 
-def _single(recursion: NoiseRecursion) -> Blocks:
-    return Blocks(recursion, np.arange(recursion.num_rounds + 1))
-
-
 def _encoded(rows: IntegerRows, dx: np.ndarray) -> np.ndarray:
     """2^c C1 dx."""
     return 2.0**rows.shift * np.linalg.solve(noise_rows.dense(rows.recursion.normalised), dx)
@@ -586,7 +589,8 @@ def _attacks(draw: st.DrawFn) -> tuple[IntegerRows, Blocks, Rounding, int]:
     rows = IntegerRows.of(recursion)
     n = recursion.num_rounds
     if draw(st.booleans()):
-        return rows, _single(recursion), Rounding.of(rows), draw(st.integers(0, 2**32 - 1))
+        single = Blocks(recursion, np.arange(n + 1))
+        return rows, single, Rounding.of(rows), draw(st.integers(0, 2**32 - 1))
     inner = draw(st.sets(st.integers(1, n - 1), max_size=4)) if n > 1 else set()
     blocks = Blocks(recursion, np.array([0, *sorted(inner), n], np.int64))
     return rows, blocks, Rounding.of(rows, blocks), draw(st.integers(0, 2**32 - 1))
