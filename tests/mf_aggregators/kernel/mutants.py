@@ -34,7 +34,10 @@ _HERE = pathlib.Path(__file__).parent
 _LOADED = ("numpy", "scipy.optimize", "scipy.stats", "dp_accounting.pld.pld_privacy_accountant")
 _TESTS: dict[str, tuple[str, ...]] = {
     **{"allocation": ("losses",), "cohorts": ("draws_of_clients",), "rows": ("rows", "trees")},
-    **{"sensitivity": ("sensitivity", "trees", "gaussian")},
+    **{
+        "sensitivity": ("sensitivity", "trees", "gaussian"),
+        "losses": ("losses", "draws_of_clients"),
+    },
 }
 _CHANGED: dict[type[ast.AST], Callable[[], ast.AST]] = {
     **{ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt},

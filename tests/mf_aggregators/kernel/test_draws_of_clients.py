@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import hashlib
+import itertools
 import math
 import pickle
 from typing import Any
@@ -12,8 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mf_aggregators.factorizations.noise_rows import dense_rows
 from mf_aggregators.kernel import losses
 from mf_aggregators.kernel.cohorts import Cohorts
+from mf_aggregators.kernel.integers import IntegerRows
 from mf_aggregators.kernel.losses import (
     BallsInBins,
     Draws,
@@ -27,9 +30,11 @@ from mf_aggregators.kernel.losses import (
     StrategyColumns,
     TruncatedPoisson,
 )
+from mf_aggregators.kernel.numbers import NotProved
 from mf_aggregators.kernel.sensitivity import Schema
 from mf_aggregators.participation import PoissonSampling
 from tests.examples import examples
+from tests.mf_aggregators.random_recursions import toeplitz_rows
 from tests.refusals import refuses
 
 _drawn = st.tuples(st.integers(1, 30), st.integers(1, 6), st.integers(0, 40), st.integers(1, 5))
@@ -63,10 +68,34 @@ def test_sizes_are_those_of_all_rounds_and_clients(sizes: tuple[int, int, int, i
         assert run.amplified_part == 1.0 / each.largest_move
 
 
-def test_columns_are_relative_to_the_longest_one() -> None:
-    entries = np.array([[3.0, -4.0], [1.0, 2.0], [2.0, 0.0]])
-    found = StrategyColumns(entries).scaled()
-    np.testing.assert_allclose(found, np.abs(entries) / 5.0, rtol=1e-15)
+@pytest.mark.parametrize("scale", [1e-300, 2.7e-162, 1e-20, 1.0, 1e200, 1.7e308])
+def test_a_scaling_of_the_matrix_changes_nothing(scale: float) -> None:
+    """Squares of entries may be beyond floats, which would leave columns of zeros."""
+    columns = np.array([[1.0, -0.5], [0.25, 0.5], [1.0, 0.0]])
+    np.testing.assert_allclose(
+        StrategyColumns(scale * columns).scaled(), np.abs(columns) / 1.25**0.5, rtol=1e-12
+    )
+
+
+@pytest.mark.parametrize("value", [0.0, np.nan, np.inf])
+def test_columns_that_have_no_norm_are_refused(value: float) -> None:
+    with pytest.raises(ValueError, match="must be finite, and not zero"):
+        StrategyColumns(np.array([[0.0, 0.0], [value, value]])).scaled()
+
+
+def test_columns_follow_from_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If C has ones only, a number of the ninth row has the roundings of nine rows of Z."""
+    found = StrategyColumns.of(dense_rows(np.eye(9) - np.eye(9, k=-1)), 3)
+    np.testing.assert_allclose(found.entries, [[1, 1, 1], [1, 1, 0], [1, 0, 0]], atol=1e-15)
+    assert found.rounding == pytest.approx(9.0, rel=1e-3)
+    rows = toeplitz_rows(5, np.array([1.0, 0.5]))
+    found = StrategyColumns.of(rows, 5)
+    assert found.entries.tolist() == [*4 * [[1.0, 0.5]], [1.0, 0.0]]
+    assert found.rounding == 4.0
+    for unknown in (math.inf, math.nan):
+        monkeypatch.setattr(IntegerRows, "largest_rounding", lambda _, found=unknown: found)
+        with pytest.raises(NotProved, match="no finite bound"):
+            StrategyColumns.of(rows, 5)
 
 
 def test_participations_of_one_bin_add_up() -> None:
@@ -75,9 +104,10 @@ def test_participations_of_one_bin_add_up() -> None:
     matrix = np.zeros((6, 6))
     for i in range(6):
         matrix[i : i + 3, i] = entries[i, : 6 - i]
-    sums = [np.linalg.norm(matrix[:, first::2].sum(axis=1)) for first in range(2)]
-    expected = max(sums) / np.linalg.norm(entries[0])
-    assert run.norm_of_all == pytest.approx(expected, rel=2e-9)
+    sums = np.stack([matrix[:, first::2].sum(axis=1) for first in range(2)], axis=1)
+    np.testing.assert_array_equal(losses.sums_of_bins(entries, 2), sums)
+    expected = max(np.linalg.norm(sums, axis=0)) / np.linalg.norm(entries[0])
+    assert expected < run.norm_of_all < expected * (1.0 + 2e-9)
     assert run.noise_multiplier == pytest.approx(run.sigma / expected, rel=2e-9)
     assert run.disjoint_participations == 1
 
@@ -121,9 +151,10 @@ def test_draws_are_of_a_closed_list() -> None:
             return 1e-9
 
     others: tuple[Any, ...] = (More(4, 1, 10, 5), (4, 1, 10, 5), None)
-    for draws in others:
+    takers: tuple[Any, ...] = (losses.checked_draws, SampledRun, Cohorts)
+    for draws, taker in itertools.product(others, takers):
         with pytest.raises(TypeError, match="draws must be one of Poisson, TruncatedPoisson"):
-            losses.checked_draws(draws)
+            taker(draws, *[1] * (taker is not losses.checked_draws))
 
 
 @pytest.mark.parametrize("kind", [Poisson, FixedSize, Shuffling, RandomAllocation])
@@ -220,12 +251,7 @@ def test_the_seed_of_cohorts_is_not_printed() -> None:
         assert str(seed) not in f"{cohorts!r} {cohorts} {[cohorts]}"
 
 
-def test_other_draws_seeds_and_rounds_are_refused() -> None:
-    class Other(Poisson):  # type: ignore[misc]
-        pass
-
-    with pytest.raises(TypeError, match="draws must be one of"):
-        Cohorts(Other(4, 2, 8, 2), 1)
+def test_other_seeds_and_rounds_are_refused() -> None:
     with refuses("seed", "-1"):
         Cohorts(Poisson(4, 2, 8, 2), -1)
     for index in (-1, 4):
